@@ -1,0 +1,24 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+GO     ?= go
+BIN    := $(CURDIR)/bin
+TOOLS  := $(BIN)/tools
+export PATH := $(TOOLS):$(PATH)
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: generate
+generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
+	$(TOOLS)/buf generate
+	$(TOOLS)/controller-gen object paths=./api/...
+	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... output:crd:dir=manifests/crd/bases
+
+.PHONY: tools
+tools: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/controller-gen
+
+$(TOOLS)/%: hack/tools/go.mod hack/tools/go.sum
+	@mkdir -p $(TOOLS)
+	@echo "building $* (once; the first build takes a while)"
+	@cd hack/tools && $(GO) build -o $@ $$($(GO) list -f '{{.ImportPath}}' tool | grep '/$*$$')
