@@ -42,7 +42,8 @@ type UpcomingNodeSpec struct {
 type UpcomingNodeStatus struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf || !(oldSelf in ['Ready','Failed'])",message="phase only moves forward: Ready and Failed are final"
-	// +kubebuilder:validation:XValidation:rule="self == 'Failed' || ['Provisioning','Launched','Registered','Ready','Failed'].indexOf(self) >= ['Provisioning','Launched','Registered','Ready','Failed'].indexOf(oldSelf)",message="phase only moves forward: Provisioning, Launched, Registered, Ready"
+	// +kubebuilder:validation:XValidation:rule="!(oldSelf == 'Launched' && self == 'Provisioning')",message="phase only moves forward: Launched cannot become Provisioning"
+	// +kubebuilder:validation:XValidation:rule="!(oldSelf == 'Registered' && self in ['Provisioning','Launched'])",message="phase only moves forward: Registered can become Ready or Failed only"
 	Phase UpcomingNodePhase `json:"phase,omitempty"`
 
 	// NodeRef names the Node object, once it exists.
