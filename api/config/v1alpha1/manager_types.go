@@ -1,0 +1,77 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ManagerConfiguration configures cmd/manager: the roll-up operator and the pod back-stop of one cluster.
+//
+// +kubebuilder:object:root=true
+type ManagerConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// ClusterID is the cluster's name in the fleet; with mutual TLS the certificate has to carry it. Required.
+	ClusterID string `json:"clusterID"`
+	// Namespace holds AvailableCapacity and UpcomingNode. Default fleet-system.
+	Namespace string `json:"namespace,omitempty"`
+	// Demand is Total (default) or RequestsOnly.
+	Demand DemandMode `json:"demand,omitempty"`
+
+	Autoscaler     AutoscalerClient     `json:"autoscaler"`
+	RollUp         RollUpConfig         `json:"rollUp,omitempty"`
+	Backstop       BackstopConfig       `json:"backstop,omitempty"`
+	LeaderElection LeaderElectionConfig `json:"leaderElection,omitempty"`
+
+	// MetricsBindAddress, HealthProbeBindAddress are host:port; "0" turns one off. Defaults :8443 (TLS, with authentication
+	// and authorization by the API server) and :8081.
+	MetricsBindAddress     string `json:"metricsBindAddress,omitempty"`
+	HealthProbeBindAddress string `json:"healthProbeBindAddress,omitempty"`
+	// MetricsInsecure serves metrics without TLS and without authentication.
+	MetricsInsecure bool `json:"metricsInsecure,omitempty"`
+}
+
+// AutoscalerClient says where the infrastructure autoscaler is.
+type AutoscalerClient struct {
+	// Address is a gRPC target, for example autoscaler.fleet-system.svc:9443. Required.
+	Address string    `json:"address"`
+	TLS     ClientTLS `json:"tls,omitempty"`
+	// BackoffBase and BackoffMax bound the reconnect back-off. Defaults 500ms and 30s.
+	BackoffBase *metav1.Duration `json:"backoffBase,omitempty"`
+	BackoffMax  *metav1.Duration `json:"backoffMax,omitempty"`
+}
+
+// RollUpConfig says when roll-ups are sent.
+type RollUpConfig struct {
+	// Debounce collects changes before a send. Default 200ms.
+	Debounce *metav1.Duration `json:"debounce,omitempty"`
+	// Period sends without a change. Default 10s.
+	Period *metav1.Duration `json:"period,omitempty"`
+	// Timeout of one send. Default 5s.
+	Timeout *metav1.Duration `json:"timeout,omitempty"`
+	// AcknowledgeConcurrency bounds concurrent status patches. Default 16.
+	AcknowledgeConcurrency int32 `json:"acknowledgeConcurrency,omitempty"`
+}
+
+// BackstopConfig configures the pod back-stop (the document's section 12).
+type BackstopConfig struct {
+	// Enabled turns it on. Default true.
+	Enabled *bool `json:"enabled,omitempty"`
+	// SchedulerNames whose pods it serves; empty: every scheduler's.
+	SchedulerNames []string `json:"schedulerNames,omitempty"`
+	// Namespaces it serves; empty: all.
+	Namespaces []string `json:"namespaces,omitempty"`
+	// Writes per second of CapacityRequests, and burst. Defaults 200 and 400.
+	QPS   float64 `json:"qps,omitempty"`
+	Burst int32   `json:"burst,omitempty"`
+	// Delay leaves the scheduler plugin time to write first. Default 5s.
+	Delay *metav1.Duration `json:"delay,omitempty"`
+}
+
+// LeaderElectionConfig configures leader election by a Lease.
+type LeaderElectionConfig struct {
+	// LeaderElect turns it on. Default true.
+	LeaderElect   *bool            `json:"leaderElect,omitempty"`
+	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"` // default 15s
+	RenewDeadline *metav1.Duration `json:"renewDeadline,omitempty"` // default 10s
+	RetryPeriod   *metav1.Duration `json:"retryPeriod,omitempty"`   // default 2s
+}
