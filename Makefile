@@ -14,6 +14,15 @@ generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
 	$(TOOLS)/controller-gen object paths=./api/...
 	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... output:crd:dir=manifests/crd/bases
+	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/... paths=./demand/... output:rbac:dir=manifests/scheduler
+	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/... paths=./demand/... output:rbac:dir=manifests/manager
+	$(TOOLS)/controller-gen rbac:roleName=drover-autoscaler paths=./autoscaler/... output:rbac:dir=manifests/autoscaler
+
+CLUSTER_ID ?= cluster-1
+
+.PHONY: certs
+certs: ## Make the certificates of manifests/overlays/default into out/certs (CLUSTER_ID="cluster-1 cluster-2")
+	$(GO) run ./hack/certs -dir out/certs $(addprefix -cluster ,$(CLUSTER_ID))
 
 .PHONY: tools
 tools: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/controller-gen
