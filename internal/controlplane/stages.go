@@ -1,0 +1,19 @@
+package controlplane
+
+import _ "embed"
+
+const (
+	// KWOKAnnotation on a Node, with KWOKAnnotationValue, gives the Node to kwok.
+	KWOKAnnotation      = "kwok.x-k8s.io/node"
+	KWOKAnnotationValue = "fake"
+
+	// RunForAnnotation on a pod says how long it runs before it succeeds, as a Go duration. A pod without it runs until
+	// it is deleted, also when a Job owns it.
+	RunForAnnotation = "playground.drover.sh/run-for"
+)
+
+// stagesYAML is what kwok does to pods, in the place of its own stages, which would end a Job's pods at once. What it does
+// to nodes is its own: they become Ready, and their leases are renewed.
+//
+//go:embed stages.yaml
+var stagesYAML []byte
