@@ -22,6 +22,15 @@ type AutoscalerConfiguration struct {
 
 	Provider ProviderConfig `json:"provider"`
 	Policy   PolicyConfig   `json:"policy,omitempty"`
+	Feed     FeedConfig     `json:"feed,omitempty"`
+}
+
+// FeedConfig says when a subscribed cluster is told of changes.
+type FeedConfig struct {
+	// Debounce collects changes before a message. Default 100ms.
+	Debounce *metav1.Duration `json:"debounce,omitempty"`
+	// Period sends without a change. Default 10s.
+	Period *metav1.Duration `json:"period,omitempty"`
 }
 
 // ProviderConfig chooses the provider of nodes. Exactly one is set.
@@ -85,6 +94,18 @@ type PolicyConfig struct {
 	SettleTime *metav1.Duration `json:"settleTime,omitempty"`
 	// SilentAfter flags a cluster whose roll-ups stopped. Default 5m. It is never drained for it.
 	SilentAfter *metav1.Duration `json:"silentAfter,omitempty"`
+	// PassDebounce collects changes before a planning pass. Default 100ms.
+	PassDebounce *metav1.Duration `json:"passDebounce,omitempty"`
+	// LaunchBackoffBase and LaunchBackoffMax bound the pause after a failed launch in which nothing more is asked of that
+	// offering in that domain. Defaults 5s and 5m.
+	LaunchBackoffBase *metav1.Duration `json:"launchBackoffBase,omitempty"`
+	LaunchBackoffMax  *metav1.Duration `json:"launchBackoffMax,omitempty"`
+	// FailedRetention is how long a failed machine stays visible. Default 5m.
+	FailedRetention *metav1.Duration `json:"failedRetention,omitempty"`
+	// KeptBackoff is how long a machine that its cluster could not give back is not asked for again. Default 1m.
+	KeptBackoff *metav1.Duration `json:"keptBackoff,omitempty"`
+	// SurveyPeriod is how often the provider's inventory is compared with the records. Default 30s.
+	SurveyPeriod *metav1.Duration `json:"surveyPeriod,omitempty"`
 }
 
 // OfferingList is the file that the kwok provider reads: what can be had, where, and how much of it.

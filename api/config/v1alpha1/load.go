@@ -15,6 +15,8 @@ import (
 var GroupVersion = schema.GroupVersion{Group: "config.drover.sh", Version: "v1alpha1"}
 
 // Configuration is a configuration file's content.
+//
+// +kubebuilder:object:generate=false
 type Configuration interface {
 	runtime.Object
 	// Default fills what the file leaves out.
