@@ -14,7 +14,11 @@ import (
 // known from a pod, and a bare Same requirement repeats Group.TopologyKey on the wire. So a pod, the CapacityRequest written
 // for it and the need that travels all have the same ID.
 func (p Profile) ID() string {
-	p = p.Canonical()
+	return p.Canonical().id()
+}
+
+// id is ID for a profile that is canonical already.
+func (p Profile) id() string {
 	e := encoder{buf: make([]byte, 0, 512)}
 	var topology string
 	if p.Group != nil {

@@ -170,14 +170,20 @@ func (r *Rollup) DeleteRequest(key types.NamespacedName) {
 // UpsertPod takes in a new or changed pod. Another UID under a known name is another pod: the former one is gone.
 func (r *Rollup) UpsertPod(p *corev1.Pod) {
 	key := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+	uid := uidOf(p)
 	known := r.pods[key]
-	if known != nil && known.owner.uid != p.UID {
+	if known != nil && known.owner.uid != uid {
 		r.DeletePod(key)
 		known = nil
 	}
 	if known == nil {
-		known = &pod{key: key, owner: r.ownerOf(p.UID)}
-		known.owner.pod = known
+		o := r.ownerOf(uid)
+		if o.pod != nil {
+			r.DeletePod(o.pod.key)
+			o = r.ownerOf(uid)
+		}
+		known = &pod{key: key, owner: o}
+		o.pod = known
 		r.pods[key] = known
 	}
 	known.terminating = p.DeletionTimestamp != nil

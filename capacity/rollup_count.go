@@ -84,9 +84,9 @@ func (w *row) add(c contribution, n int32) {
 	}
 }
 
-// acquire finds or makes the row of a profile; release gives it back.
+// acquire finds or makes the row of a canonical profile; release gives it back.
 func (r *Rollup) acquire(p Profile) *row {
-	id := p.ID()
+	id := p.id()
 	w := r.rows[id]
 	if w == nil {
 		w = &row{id: id, profile: p.WithMinCount(0)}
@@ -170,6 +170,14 @@ func podOwner(cr *fleetv1alpha1.CapacityRequest) types.UID {
 		}
 	}
 	return ""
+}
+
+// uidOf is the pod's UID. Only an object that never was at an API server has none; its name then stands in.
+func uidOf(p *corev1.Pod) types.UID {
+	if p.UID == "" {
+		return types.UID(p.Namespace + "/" + p.Name)
+	}
+	return p.UID
 }
 
 func ownerUID(o *owner) types.UID {
