@@ -20,7 +20,7 @@ func Pod(namespace, name string) *PodBuilder {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "-" + name)},
 		Spec: corev1.PodSpec{
 			SchedulerName: "drover-scheduler",
-			Containers:    []corev1.Container{{Name: "main", Image: "registry.k8s.io/pause:3.10"}},
+			Containers:    []corev1.Container{{Name: "main", Image: "pause:3.10"}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}}
@@ -85,7 +85,7 @@ func (b *PodBuilder) Sidecar(pairs ...string) *PodBuilder {
 func container(n int, prefix string, pairs []string) corev1.Container {
 	return corev1.Container{
 		Name:      prefix + strconv.Itoa(n),
-		Image:     "registry.k8s.io/pause:3.10",
+		Image:     "pause:3.10",
 		Resources: corev1.ResourceRequirements{Requests: Resources(pairs...)},
 	}
 }
