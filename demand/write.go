@@ -1,0 +1,180 @@
+package demand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/capacity"
+)
+
+// +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=get;create;update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+
+// write makes the pod's request exist and be right. An error means that it has to be tried again.
+func (w *Writer) write(ctx context.Context, pod *corev1.Pod) (result string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
+	defer cancel()
+
+	profile := w.opts.Describe(pod)
+	if s := w.opts.Suppressor; s != nil {
+		if node, held := s.Hold(pod.UID, profile); held {
+			w.opts.Logger.V(4).Info("An upcoming node has room", "pod", klog.KObj(pod), "upcomingNode", node)
+			return ResultHeld, nil
+		}
+	}
+	request := RequestFor(pod, profile)
+	err = w.opts.Requests.Create(ctx, request)
+	switch {
+	case err == nil:
+		return ResultCreated, nil
+	case apierrors.IsAlreadyExists(err):
+		return w.verify(ctx, pod, request)
+	}
+	return w.failed(ctx, pod, "creating", request, err)
+}
+
+// verify compares the request that exists with the one that should.
+func (w *Writer) verify(ctx context.Context, pod *corev1.Pod, want *fleetv1alpha1.CapacityRequest) (string, error) {
+	have, err := w.opts.Requests.Get(ctx, want.Namespace, want.Name)
+	if err != nil {
+		return w.failed(ctx, pod, "reading", want, err)
+	}
+	if uid := have.Labels[fleetv1alpha1.LabelPodUID]; uid != string(pod.UID) {
+		w.opts.Logger.Error(nil, "A CapacityRequest of this pod's name stands for another pod; leaving it alone",
+			"capacityRequest", klog.KObj(have), "pod", klog.KObj(pod), "podUID", pod.UID,
+			"label", fleetv1alpha1.LabelPodUID, "labelValue", uid)
+		return ResultConflict, nil
+	}
+	spec, changed := reviseSpec(have.Spec, want.Spec)
+	if !changed || have.DeletionTimestamp != nil {
+		return ResultExisted, nil
+	}
+	next := have.DeepCopy()
+	next.Spec = spec
+	if err := w.opts.Requests.Update(ctx, next); err != nil {
+		return w.failed(ctx, pod, "updating", want, err)
+	}
+	return ResultUpdated, nil
+}
+
+// failed sorts errors: those for which there is no pod to serve any more, those that no repetition mends, and the rest.
+func (w *Writer) failed(
+	ctx context.Context, pod *corev1.Pod, verb string, request *fleetv1alpha1.CapacityRequest, err error,
+) (string, error) {
+	switch {
+	case namespaceGone(err):
+		return ResultGone, nil
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err):
+		w.opts.Logger.Error(err, "The API server refuses the CapacityRequest", "capacityRequest", klog.KObj(request))
+		n := warning{ReasonRequestInvalid, fmt.Sprintf("CapacityRequest %s is refused: %v", request.Name, err)}
+		if w.newWarning(pod, n) {
+			if err := w.emit(ctx, pod, n); err != nil {
+				w.opts.Logger.Error(err, "Could not warn", "pod", klog.KObj(pod))
+			}
+		}
+		return ResultInvalid, nil
+	}
+	return "", fmt.Errorf("%s CapacityRequest %s/%s: %w", verb, request.Namespace, request.Name, err)
+}
+
+// newWarning reports whether the pod has not had this warning; the caller writes it itself.
+func (w *Writer) newWarning(pod *corev1.Pod, n warning) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.pods[pod.UID]
+	if s == nil || !s.warn(pod, n) {
+		return false
+	}
+	s.warnings = s.warnings[:len(s.warnings)-1]
+	return true
+}
+
+// emit writes one warning. Where the namespace is gone or events are forbidden there is nothing to repeat.
+func (w *Writer) emit(ctx context.Context, pod *corev1.Pod, n warning) error {
+	if w.opts.Events == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
+	defer cancel()
+	err := w.opts.Events.Warn(ctx, pod, n.reason, n.note, w.opts.Clock.Now())
+	if err == nil || namespaceGone(err) {
+		return nil
+	}
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		w.opts.Logger.Error(err, "The API server refuses the event", "pod", klog.KObj(pod), "reason", n.reason)
+		return nil
+	}
+	return err
+}
+
+// RequestFor is the CapacityRequest of the pod, whose need is profile. The pod owns it without blocking its own deletion.
+func RequestFor(pod *corev1.Pod, profile capacity.Profile) *fleetv1alpha1.CapacityRequest {
+	return &fleetv1alpha1.CapacityRequest{
+		TypeMeta: metav1.TypeMeta{APIVersion: fleetv1alpha1.GroupVersion.String(), Kind: "CapacityRequest"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace,
+			Name:      Name(pod.Name, pod.UID),
+			Labels:    map[string]string{fleetv1alpha1.LabelPodUID: string(pod.UID)},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
+			}},
+		},
+		Spec: profile.RequestSpec(),
+	}
+}
+
+// reviseSpec brings an existing spec up to date. Two writers may know different things of one pod (one sees PodGroups, the
+// other has no right to), so only changes that cannot go back and forth are made: what the pod requests, which its resize
+// changes, and what was not known of its group.
+func reviseSpec(
+	have, want fleetv1alpha1.CapacityRequestSpec,
+) (spec fleetv1alpha1.CapacityRequestSpec, changed bool) {
+	spec = *have.DeepCopy()
+	if !maps.Equal(capacity.ProfileOfRequest(&have).Resources, capacity.ProfileOfRequest(&want).Resources) {
+		spec.Resources, changed = want.Resources, true
+	}
+	switch {
+	case want.Group == nil:
+	case spec.Group == nil:
+		spec.Group, changed = want.Group, true
+	case spec.Group.Name == want.Group.Name:
+		if spec.Group.MinCount == 0 && want.Group.MinCount != 0 {
+			spec.Group.MinCount, changed = want.Group.MinCount, true
+		}
+		if spec.Group.TopologyKey == "" && want.Group.TopologyKey != "" {
+			spec.Group.TopologyKey, changed = want.Group.TopologyKey, true
+		}
+	}
+	return spec, changed
+}
+
+// namespaceGone says that the namespace does not exist or is being deleted, and the pod with it.
+func namespaceGone(err error) bool {
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return true
+	}
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	return details != nil && details.Kind == "namespaces"
+}
+
+// suggestedDelay is the server's own wish for when to come back.
+func suggestedDelay(err error) (time.Duration, bool) {
+	seconds, ok := apierrors.SuggestsClientDelay(err)
+	if !ok || seconds <= 0 {
+		return 0, false
+	}
+	return time.Duration(seconds) * time.Second, true
+}

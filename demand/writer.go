@@ -1,0 +1,378 @@
+package demand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"golang.org/x/time/rate"
+
+	"github.com/drover-sh/drover/capacity"
+)
+
+// Options configure a Writer.
+type Options struct {
+	// Source names the caller in logs, metrics and events: "scheduler", "backstop". Required.
+	Source string
+	// Requests writes CapacityRequests. Required.
+	Requests Requests
+	// Events puts warnings on pods; nil: none are written.
+	Events Events
+	// Describe says what a pod needs of a node. It is called in the writer's goroutines. Default capacity.ProfileOfPod.
+	Describe func(*corev1.Pod) capacity.Profile
+	// Pending says whether the pod, by its UID, still exists and has no node. It reads a cache. Default: always.
+	Pending func(*corev1.Pod) bool
+	// Suppressor holds requests back for which an upcoming node has room. Nil where demand is the total.
+	Suppressor *Suppressor
+
+	// QPS and Burst bound the writes. Defaults 200 and 400.
+	QPS   float64
+	Burst int
+	// Workers bounds the writes under way at once. Default 16.
+	Workers int
+	// Timeout of one write. Default 10s.
+	Timeout time.Duration
+	// RewritePeriod is how long a written request is taken for granted. Default 10m.
+	RewritePeriod time.Duration
+	// BackoffBase and BackoffMax bound the delay between tries. Defaults 200ms and 1m.
+	BackoffBase, BackoffMax time.Duration
+	// DrainTimeout bounds how long Run goes on with what is queued after its context ended. Default 5s.
+	DrainTimeout time.Duration
+
+	Clock  clock.WithTicker
+	Logger klog.Logger
+}
+
+func (o *Options) setDefaults() error {
+	if o.Source == "" || o.Requests == nil {
+		return errors.New("demand: Source and Requests are required")
+	}
+	if o.Describe == nil {
+		o.Describe = capacity.ProfileOfPod
+	}
+	if o.Pending == nil {
+		o.Pending = func(*corev1.Pod) bool { return true }
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	setDefault(&o.QPS, 200)
+	setDefault(&o.Burst, 400)
+	setDefault(&o.Workers, 16)
+	setDefault(&o.Timeout, 10*time.Second)
+	setDefault(&o.RewritePeriod, 10*time.Minute)
+	setDefault(&o.BackoffBase, 200*time.Millisecond)
+	setDefault(&o.BackoffMax, time.Minute)
+	setDefault(&o.DrainTimeout, 5*time.Second)
+	return nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Writer turns pods that failed to schedule into CapacityRequests, one per pod UID. Make one with NewWriter, start it with
+// Run. All methods may be called at any time from any goroutine; none but Run blocks.
+type Writer struct {
+	opts    Options
+	queue   workqueue.TypedRateLimitingInterface[types.UID]
+	limiter *rate.Limiter
+
+	mu   sync.Mutex
+	pods map[types.UID]*podState
+}
+
+// podState is what the Writer remembers of a pending pod.
+type podState struct {
+	pod   *corev1.Pod
+	since time.Time // when the failure was seen that is not written yet
+
+	// wanted: a request has to be written or verified.
+	wanted bool
+	// written is when the request was last known to be right, for the pod's generation; zero: never.
+	written    time.Time
+	generation int64
+
+	// warnings are the events not written yet, by what they say; warned those that are.
+	warnings []warning
+	warned   map[warning]struct{}
+}
+
+type warning struct{ reason, note string }
+
+// maxWarnings bounds the different warnings that one pod can get in its life.
+const maxWarnings = 8
+
+// NewWriter returns a Writer that does nothing until Run. The error says which option is missing.
+func NewWriter(opts Options) (*Writer, error) {
+	if err := opts.setDefaults(); err != nil {
+		return nil, err
+	}
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](opts.BackoffBase, opts.BackoffMax)
+	return &Writer{
+		opts: opts,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff,
+			workqueue.TypedRateLimitingQueueConfig[types.UID]{Clock: opts.Clock}),
+		limiter: rate.NewLimiter(rate.Limit(opts.QPS), opts.Burst),
+		pods:    map[types.UID]*podState{},
+	}, nil
+}
+
+// Settled reports whether the pod's request is written, or about to be, for the pod as it is. A caller that gets true needs
+// to do nothing. It costs one map access, so that it can be asked at every scheduling attempt.
+func (w *Writer) Settled(pod *corev1.Pod) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.pods[pod.UID]
+	return s != nil && w.settled(s, pod)
+}
+
+func (w *Writer) settled(s *podState, pod *corev1.Pod) bool {
+	if s.generation != pod.Generation {
+		return false
+	}
+	return s.wanted || !s.written.IsZero() && w.opts.Clock.Since(s.written) < w.opts.RewritePeriod
+}
+
+// Enqueue asks for the pod's request. It does nothing where the request is settled. The pod is not changed and must not be
+// changed by the caller afterwards: objects of an informer's cache are right.
+func (w *Writer) Enqueue(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.state(pod)
+	if w.settled(s, pod) {
+		return
+	}
+	s.pod, s.generation, s.wanted = pod, pod.Generation, true
+	if s.since.IsZero() {
+		s.since = w.opts.Clock.Now()
+	}
+	w.queue.Add(pod.UID)
+	w.observe()
+}
+
+// Report says that no node can help the pod, and why: the pod gets one event, whatever the number of calls. The reason is a
+// word for metrics, the note a sentence for people. A request that exists stays: it was right when it was written.
+func (w *Writer) Report(pod *corev1.Pod, reason, note string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.state(pod)
+	if !s.warn(pod, warning{ReasonNoNodeHelps, note}) {
+		return
+	}
+	unhelpable.WithLabelValues(w.opts.Source, reason).Inc()
+	w.queue.Add(pod.UID)
+	w.observe()
+}
+
+// warn notes the warning and reports whether it is new.
+func (s *podState) warn(pod *corev1.Pod, n warning) bool {
+	if _, done := s.warned[n]; done || len(s.warned) >= maxWarnings {
+		return false
+	}
+	if s.warned == nil {
+		s.warned = map[warning]struct{}{}
+	}
+	s.warned[n] = struct{}{}
+	s.warnings = append(s.warnings, n)
+	s.pod = pod
+	return true
+}
+
+// Forget drops what is known of a pod that is gone, or has a node. A write under way is not stopped; the request goes with
+// the pod that owns it.
+func (w *Writer) Forget(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, known := w.pods[uid]; !known {
+		return
+	}
+	delete(w.pods, uid)
+	w.queue.Forget(uid)
+	if w.opts.Suppressor != nil {
+		w.opts.Suppressor.Release(uid)
+	}
+	w.observe()
+}
+
+// state returns the pod's entry, a new one where there is none. The lock is held.
+func (w *Writer) state(pod *corev1.Pod) *podState {
+	s := w.pods[pod.UID]
+	if s == nil {
+		s = &podState{generation: pod.Generation}
+		w.pods[pod.UID] = s
+	}
+	return s
+}
+
+func (w *Writer) observe() {
+	tracked.WithLabelValues(w.opts.Source).Set(float64(len(w.pods)))
+	depth.WithLabelValues(w.opts.Source).Set(float64(w.queue.Len()))
+}
+
+// Run writes until ctx ends, then goes on with what is queued for at most DrainTimeout, and returns. It may be called once.
+func (w *Writer) Run(ctx context.Context) {
+	// The work's context outlives ctx by the drain, and a scheduling cycle's context never reaches here at all.
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+
+	var workers sync.WaitGroup
+	for range w.opts.Workers {
+		workers.Go(func() {
+			for w.next(work) {
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { workers.Wait(); close(done) }()
+
+	<-ctx.Done()
+	w.queue.ShutDown()
+	timer := w.opts.Clock.NewTimer(w.opts.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C():
+		w.opts.Logger.Info("Stopped before every CapacityRequest was written; the next leader writes the rest",
+			"source", w.opts.Source, "left", w.queue.Len())
+		cancel()
+		<-done
+	}
+}
+
+// next handles one pod and reports whether there may be more.
+func (w *Writer) next(ctx context.Context) bool {
+	uid, shutdown := w.queue.Get()
+	if shutdown || ctx.Err() != nil {
+		return false
+	}
+	defer w.queue.Done(uid)
+	if err := w.handle(ctx, uid); err != nil && ctx.Err() == nil {
+		w.retry(uid, err)
+		return true
+	}
+	w.queue.Forget(uid)
+	return true
+}
+
+// handle writes what is due for the pod. An error means that it has to be tried again.
+func (w *Writer) handle(ctx context.Context, uid types.UID) error {
+	w.mu.Lock()
+	w.observe()
+	s := w.pods[uid]
+	if s == nil {
+		w.mu.Unlock()
+		return nil
+	}
+	pod, wanted, since, warnings := s.pod, s.wanted, s.since, s.warnings
+	w.mu.Unlock()
+
+	if pod == nil {
+		return nil
+	}
+	if !w.opts.Pending(pod) {
+		w.count(ResultGone)
+		w.Forget(uid)
+		return nil
+	}
+	for _, n := range warnings {
+		if err := w.emit(ctx, pod, n); err != nil {
+			return err
+		}
+		w.update(uid, s, func() { s.warnings = s.warnings[1:] })
+	}
+	if !wanted {
+		w.update(uid, s, func() { s.release() })
+		return nil
+	}
+	if err := w.wait(ctx); err != nil {
+		return err
+	}
+	result, err := w.write(ctx, pod)
+	if err != nil {
+		return err
+	}
+	w.finish(uid, s, pod, since, result)
+	return nil
+}
+
+// finish notes the outcome, unless the pod was forgotten or has changed while the write was under way.
+func (w *Writer) finish(uid types.UID, s *podState, pod *corev1.Pod, since time.Time, result string) {
+	w.count(result)
+	now := w.opts.Clock.Now()
+	if result == ResultCreated {
+		latency.WithLabelValues(w.opts.Source).Observe(now.Sub(since).Seconds())
+	}
+	if result == ResultGone {
+		w.Forget(uid)
+		return
+	}
+	w.update(uid, s, func() {
+		if s.generation != pod.Generation {
+			return // Enqueue queued it again
+		}
+		s.wanted, s.since = false, time.Time{}
+		if result != ResultHeld { // a held pod is looked at again when it fails again
+			s.written = now
+		}
+		s.release()
+	})
+}
+
+// release lets go of the pod object when nothing more is due: the informer's cache replaces its objects, and an entry
+// should not keep an old one alive.
+func (s *podState) release() {
+	if !s.wanted && len(s.warnings) == 0 {
+		s.pod = nil
+	}
+}
+
+// update changes the entry under the lock, if it is still the pod's.
+func (w *Writer) update(uid types.UID, s *podState, change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pods[uid] == s {
+		change()
+	}
+}
+
+func (w *Writer) retry(uid types.UID, err error) {
+	w.count(ResultRetried)
+	w.opts.Logger.Error(err, "Could not write for a pod; trying again", "source", w.opts.Source, "podUID", uid,
+		"tries", w.queue.NumRequeues(uid)+1)
+	if delay, ok := suggestedDelay(err); ok {
+		w.queue.AddAfter(uid, delay)
+		return
+	}
+	w.queue.AddRateLimited(uid)
+}
+
+func (w *Writer) count(result string) { writes.WithLabelValues(w.opts.Source, result).Inc() }
+
+// wait takes a token of the rate limit. The error is that of ctx.
+func (w *Writer) wait(ctx context.Context) error {
+	now := w.opts.Clock.Now()
+	delay := w.limiter.ReserveN(now, 1).DelayFrom(now)
+	if delay <= 0 {
+		return nil
+	}
+	timer := w.opts.Clock.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for the rate limit: %w", ctx.Err())
+	}
+}
