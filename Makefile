@@ -9,6 +9,18 @@ export PATH := $(TOOLS):$(PATH)
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+.PHONY: demo
+demo: control-plane binaries ## Build what is missing, start everything and play the stories
+	@$(BIN)/playground demo
+
+.PHONY: control-plane
+control-plane: ## Build etcd, the API server and the rest of the control plane (once)
+	@$(GO) run ./hack/controlplane
+
+.PHONY: binaries
+binaries: ## Build the scheduler, the manager, the autoscaler and the playground into bin/
+	@$(GO) run ./hack/controlplane -own
+
 .PHONY: generate
 generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
