@@ -816,10 +816,13 @@ type FeedState struct {
 	Shapes []*NodeShape `protobuf:"bytes,5,rep,name=shapes,proto3" json:"shapes,omitempty"`
 	// Machines on their way, failed ones included until they are replaced or their need is gone. A machine whose node was
 	// reported Ready is no longer listed.
-	Machines      []*UpcomingMachine `protobuf:"bytes,6,rep,name=machines,proto3" json:"machines,omitempty"`
-	Offerings     []*Offering        `protobuf:"bytes,7,rep,name=offerings,proto3" json:"offerings,omitempty"`
-	Reclaims      []*Reclaim         `protobuf:"bytes,8,rep,name=reclaims,proto3" json:"reclaims,omitempty"`
-	Verdicts      []*Verdict         `protobuf:"bytes,9,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
+	Machines  []*UpcomingMachine `protobuf:"bytes,6,rep,name=machines,proto3" json:"machines,omitempty"`
+	Offerings []*Offering        `protobuf:"bytes,7,rep,name=offerings,proto3" json:"offerings,omitempty"`
+	Reclaims  []*Reclaim         `protobuf:"bytes,8,rep,name=reclaims,proto3" json:"reclaims,omitempty"`
+	Verdicts  []*Verdict         `protobuf:"bytes,9,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
+	// Machines that are being ended, by id, until they are gone. Their nodes stay closed to pods even though the instruction
+	// that drained them is no longer listed: without this a withdrawn instruction would look the same.
+	Terminating   []string `protobuf:"bytes,10,rep,name=terminating,proto3" json:"terminating,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -913,6 +916,13 @@ func (x *FeedState) GetReclaims() []*Reclaim {
 func (x *FeedState) GetVerdicts() []*Verdict {
 	if x != nil {
 		return x.Verdicts
+	}
+	return nil
+}
+
+func (x *FeedState) GetTerminating() []string {
+	if x != nil {
+		return x.Terminating
 	}
 	return nil
 }
@@ -1606,7 +1616,7 @@ const file_fleet_v1alpha1_fleet_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"1\n" +
 	"\x10SubscribeRequest\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xd4\x03\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\"\xf6\x03\n" +
 	"\tFeedState\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -1617,7 +1627,9 @@ const file_fleet_v1alpha1_fleet_proto_rawDesc = "" +
 	"\bmachines\x18\x06 \x03(\v2'.fleet.lucy.sh.v1alpha1.UpcomingMachineR\bmachines\x12>\n" +
 	"\tofferings\x18\a \x03(\v2 .fleet.lucy.sh.v1alpha1.OfferingR\tofferings\x12;\n" +
 	"\breclaims\x18\b \x03(\v2\x1f.fleet.lucy.sh.v1alpha1.ReclaimR\breclaims\x12;\n" +
-	"\bverdicts\x18\t \x03(\v2\x1f.fleet.lucy.sh.v1alpha1.VerdictR\bverdicts\"\xd2\x02\n" +
+	"\bverdicts\x18\t \x03(\v2\x1f.fleet.lucy.sh.v1alpha1.VerdictR\bverdicts\x12 \n" +
+	"\vterminating\x18\n" +
+	" \x03(\tR\vterminating\"\xd2\x02\n" +
 	"\tNodeShape\x12E\n" +
 	"\x06labels\x18\x01 \x03(\v2-.fleet.lucy.sh.v1alpha1.NodeShape.LabelsEntryR\x06labels\x12N\n" +
 	"\tresources\x18\x02 \x03(\v20.fleet.lucy.sh.v1alpha1.NodeShape.ResourcesEntryR\tresources\x125\n" +
