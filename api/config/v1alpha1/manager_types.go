@@ -19,6 +19,7 @@ type ManagerConfiguration struct {
 
 	Autoscaler     AutoscalerClient     `json:"autoscaler"`
 	RollUp         RollUpConfig         `json:"rollUp,omitempty"`
+	Reclaim        ReclaimConfig        `json:"reclaim,omitempty"`
 	Backstop       BackstopConfig       `json:"backstop,omitempty"`
 	LeaderElection LeaderElectionConfig `json:"leaderElection,omitempty"`
 
@@ -50,6 +51,24 @@ type RollUpConfig struct {
 	Timeout *metav1.Duration `json:"timeout,omitempty"`
 	// AcknowledgeConcurrency bounds concurrent status patches. Default 16.
 	AcknowledgeConcurrency int32 `json:"acknowledgeConcurrency,omitempty"`
+}
+
+// ReclaimConfig bounds what giving nodes back may disturb.
+type ReclaimConfig struct {
+	// MaxConcurrentDrains is how many nodes that still run pods are drained at a time. Empty nodes do not count.
+	// Default 10.
+	MaxConcurrentDrains int32 `json:"maxConcurrentDrains,omitempty"`
+	// SettleTime is how long a node has to be cordoned and empty before it is reported drained: a scheduler that had not
+	// seen the cordon yet may still bind a pod. Default 2s.
+	SettleTime *metav1.Duration `json:"settleTime,omitempty"`
+	// EvictionRetry is the pause before an eviction that a PodDisruptionBudget refused is tried again. Default 5s.
+	EvictionRetry *metav1.Duration `json:"evictionRetry,omitempty"`
+	// DrainDeadline is how long a drain may take. After it the node goes back to service and is reported as kept.
+	// Default 15m.
+	DrainDeadline *metav1.Duration `json:"drainDeadline,omitempty"`
+	// RetryPeriod is how long an instruction that could not be met in full rests before the nodes are looked at again.
+	// Default 15s.
+	RetryPeriod *metav1.Duration `json:"retryPeriod,omitempty"`
 }
 
 // BackstopConfig configures the pod back-stop (the document's section 12).
