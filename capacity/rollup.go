@@ -34,7 +34,9 @@ const (
 //
 // A Rollup is not safe for concurrent use, and keeps none of the objects that it is given.
 type Rollup struct {
-	mode     DemandMode
+	mode         DemandMode
+	profileOfPod func(*corev1.Pod) Profile
+
 	rows     map[string]*row
 	requests map[types.NamespacedName]*request
 	pods     map[types.NamespacedName]*pod
@@ -106,9 +108,21 @@ type Snapshot struct {
 	Daemons []Daemon
 }
 
+// An Option changes how a Rollup reads what it is given.
+type Option func(*Rollup)
+
+// WithPodProfile sets what gives a pod's profile, instead of ProfileOfPod. A caller that writes requests with more than the
+// pod says (the place of its volumes, the topology of its gang) passes the same function here, so that bound pods without a
+// request count in the same row. It has to return canonical profiles.
+func WithPodProfile(profile func(*corev1.Pod) Profile) Option {
+	return func(r *Rollup) { r.profileOfPod = profile }
+}
+
 // NewRollup returns an empty roll-up.
-func NewRollup(mode DemandMode) *Rollup {
-	return &Rollup{
+func NewRollup(mode DemandMode, options ...Option) *Rollup {
+	r := &Rollup{
+		profileOfPod: ProfileOfPod,
+
 		mode:     mode,
 		rows:     map[string]*row{},
 		requests: map[types.NamespacedName]*request{},
@@ -117,6 +131,10 @@ func NewRollup(mode DemandMode) *Rollup {
 		nodes:    map[string]*node{},
 		daemons:  map[types.NamespacedName]Daemon{},
 	}
+	for _, option := range options {
+		option(r)
+	}
+	return r
 }
 
 // UpsertRequest takes in a new or changed request.
@@ -191,7 +209,7 @@ func (r *Rollup) UpsertPod(p *corev1.Pod) {
 	known.daemon, known.mirror = IsDaemonPod(p), IsMirrorPod(p)
 	known.exempt = known.daemon || known.mirror
 	old := known.row
-	known.row = r.acquire(ProfileOfPod(p))
+	known.row = r.acquire(r.profileOfPod(p))
 	r.bind(known, p.Spec.NodeName)
 	r.settle(known.owner)
 	r.release(old)
