@@ -159,6 +159,11 @@ func removeNamespace(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := cleanupContext()
 	defer cancel()
+	// By force: a pod whose node is gone has no kubelet that would confirm its end.
+	if err := env.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(name),
+		client.GracePeriodSeconds(0)); err != nil {
+		t.Errorf("removing the pods of namespace %s: %v", name, err)
+	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if err := client.IgnoreNotFound(env.client.Delete(ctx, ns)); err != nil {
 		t.Errorf("removing namespace %s: %v", name, err)

@@ -1,0 +1,277 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// unusedButNeeded are rights that no story uses, each with the reason why the role has it. Keys as in right.String.
+var unusedButNeeded = map[string]string{}
+
+// TestRBAC plays a story that touches everything once, and then holds what the ServiceAccounts did, by the API server's own
+// audit log, against what their roles allow: nothing was refused, and nothing is allowed that was not used.
+func TestRBAC(t *testing.T) {
+	playEverything(t)
+	used, refused := readAudit(t)
+	if len(refused) > 0 {
+		t.Errorf("the API server refused, for want of a right:\n  %s", strings.Join(refused, "\n  "))
+	}
+	objects := build(t, "default")
+	for _, name := range []string{"drover-scheduler", "drover-manager", "drover-autoscaler"} {
+		t.Run(name, func(t *testing.T) {
+			granted := grantedTo(t, name, kindOf[rbacv1.ClusterRole](t, objects, "ClusterRole"),
+				kindOf[rbacv1.Role](t, objects, "Role"))
+			if len(granted) == 0 {
+				t.Fatal("no rights at all: is the role bound under another name?")
+			}
+			for _, g := range granted {
+				key := name + ": " + g.String()
+				_, excused := unusedButNeeded[key]
+				switch isUsed := slices.ContainsFunc(used[name], g.covers); {
+				case !isUsed && !excused:
+					t.Errorf("nothing uses %q", g)
+				case isUsed && excused:
+					t.Errorf("%q is used: it needs no excuse any more", key)
+				}
+			}
+			if t.Failed() {
+				var lines []string
+				for _, u := range used[name] {
+					lines = append(lines, u.String())
+				}
+				slices.Sort(lines)
+				t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
+			}
+		})
+	}
+}
+
+// The roles are narrow where it matters: nobody reads Secrets, uses wildcards, or changes rights.
+func TestRBACRolesAreNarrow(t *testing.T) {
+	objects := build(t, "default")
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, r := range kindOf[rbacv1.ClusterRole](t, objects, "ClusterRole") {
+		rules[r.Name] = append(rules[r.Name], r.Rules...)
+	}
+	for _, r := range kindOf[rbacv1.Role](t, objects, "Role") {
+		rules[r.Name] = append(rules[r.Name], r.Rules...)
+	}
+	for name, list := range rules {
+		for _, rule := range list {
+			all := slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups)
+			for _, forbidden := range []string{"*", "secrets", "impersonate", "escalate", "bind", "rbac.authorization.k8s.io"} {
+				if slices.Contains(all, forbidden) {
+					t.Errorf("%s holds %q: %v", name, forbidden, rule)
+				}
+			}
+		}
+	}
+}
+
+// right is one thing that may be done: a verb on a resource, everywhere or in one namespace, on any or on one name.
+type right struct {
+	verb, group, resource, namespace, name string
+}
+
+func (r right) String() string {
+	s := r.verb + " " + r.resource
+	if r.group != "" {
+		s += "." + r.group
+	}
+	if r.name != "" {
+		s += " named " + r.name
+	}
+	if r.namespace != "" {
+		s += " in " + r.namespace
+	}
+	return s
+}
+
+// covers says whether the right allows the use.
+func (r right) covers(use right) bool {
+	return r.verb == use.verb && r.group == use.group && r.resource == use.resource &&
+		(r.namespace == "" || r.namespace == use.namespace) && (r.name == "" || r.name == use.name)
+}
+
+// grantedTo takes the roles of that name apart into single rights.
+func grantedTo(t *testing.T, name string, clusterRoles []rbacv1.ClusterRole, roles []rbacv1.Role) []right {
+	t.Helper()
+	var granted []right
+	expand := func(namespace string, rules []rbacv1.PolicyRule) {
+		for _, rule := range rules {
+			if len(rule.NonResourceURLs) > 0 {
+				t.Errorf("%s: a URL that is no resource, %v", name, rule.NonResourceURLs)
+			}
+			names := rule.ResourceNames
+			if len(names) == 0 {
+				names = []string{""}
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						for _, object := range names {
+							granted = append(granted, right{verb, group, resource, namespace, object})
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, r := range clusterRoles {
+		if r.Name == name {
+			expand("", r.Rules)
+		}
+	}
+	for _, r := range roles {
+		if r.Name == name {
+			expand(r.Namespace, r.Rules)
+		}
+	}
+	return granted
+}
+
+// readAudit returns what each ServiceAccount of the manifests has done so far, and what it was refused.
+func readAudit(t *testing.T) (used map[string][]right, refused []string) {
+	t.Helper()
+	file, err := os.Open(auditLog())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	seen := map[string]map[right]bool{}
+	reader := bufio.NewReaderSize(file, 1<<20)
+	for {
+		line, err := reader.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			break // a line that is being written counts next time
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var event auditv1.Event
+		if err := json.Unmarshal(line, &event); err != nil {
+			t.Fatalf("audit log: %v", err)
+		}
+		user, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+system+":")
+		if !ours || event.ObjectRef == nil {
+			continue
+		}
+		ref := event.ObjectRef
+		use := right{event.Verb, ref.APIGroup, ref.Resource, ref.Namespace, ref.Name}
+		if ref.Subresource != "" {
+			use.resource += "/" + ref.Subresource
+		}
+		if event.ResponseStatus != nil && event.ResponseStatus.Code == 403 &&
+			event.Annotations["authorization.k8s.io/decision"] == "forbid" {
+			use.name = ""
+			line := user + ": " + use.String()
+			if !slices.Contains(refused, line) {
+				refused = append(refused, line)
+			}
+			continue
+		}
+		if seen[user] == nil {
+			seen[user] = map[right]bool{}
+		}
+		if !strings.HasPrefix(use.name, "drover-") {
+			use.name = "" // only leases and the like are granted by name
+		}
+		seen[user][use] = true
+	}
+	used = map[string][]right{}
+	for user, rights := range seen {
+		for use := range rights {
+			used[user] = append(used[user], use)
+		}
+	}
+	return used, refused
+}
+
+var scraper struct {
+	sync.Once
+	token string
+	err   error
+}
+
+// scraperToken is the token of somebody who may read metrics and nothing else.
+func scraperToken(t *testing.T) string {
+	t.Helper()
+	scraper.Do(func() {
+		ctx, cancel := cleanupContext()
+		defer cancel()
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "scraper"}}
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "scraper"},
+			RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "drover-metrics-reader",
+			},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "scraper"}},
+		}
+		scraper.err = errors.Join(env.client.Create(ctx, account), env.client.Create(ctx, binding))
+		if scraper.err != nil {
+			return
+		}
+		request := &authenticationv1.TokenRequest{}
+		scraper.err = env.client.SubResource("token").Create(ctx, account, request)
+		scraper.token = request.Status.Token
+	})
+	if scraper.err != nil {
+		t.Fatal(scraper.err)
+	}
+	return scraper.token
+}
+
+// playEverything is one short pass through all that the programs do: a request by the plugin, one by the back-stop, a pod that
+// nothing helps, nodes that come and go, a drain with an eviction, metrics behind their guard.
+func playEverything(t *testing.T) {
+	f := startFleet(t, fleetOptions{})
+	ns := namespace(t, "everything")
+
+	trainer := job(t, ns, "trainer", 2, requests("nvidia.com/gpu", "8"), tolerateGPU)
+	waitRunning(t, ns, "trainer", 2) // from zero: the back-stop
+	more := job(t, ns, "more", 2, requests("cpu", "12"))
+	waitRunning(t, ns, "more", 2) // the plugin
+	hopeless := pod(t, ns, "hopeless", requests("cpu", "1"), func(s *corev1.PodSpec) {
+		s.NodeSelector = map[string]string{"planet": "mars"}
+	})
+	eventually(t, "the hopeless pod has its event", func(ctx context.Context) (bool, string) {
+		found := warnings(ctx, hopeless)
+		return len(found) > 0, fmt.Sprint(found)
+	})
+	for _, name := range []string{"manager", "scheduler"} {
+		if _, _, err := f.metric(t.Context(), name, scraperToken(t), "go_goroutines"); err != nil {
+			t.Errorf("%s refuses its metrics to a scraper: %v", name, err)
+		}
+		if _, _, err := f.metric(t.Context(), name, "", "go_goroutines"); err == nil {
+			t.Errorf("%s shows its metrics to anybody", name)
+		}
+	}
+	remove(t, hopeless)
+	remove(t, trainer)
+
+	// Two pods stand on the two nodes of the job that ends now; one node is enough for them, so one of them is evicted.
+	small := job(t, ns, "small", 2, requests("cpu", "1"), preferApart("small"))
+	if hosts := hostsOf(waitRunning(t, ns, "small", 2)); len(hosts) != 2 {
+		t.Fatalf("the small pods are on %v, want two nodes", hosts)
+	}
+	remove(t, more)
+	waitNodes(t, 1)
+	waitRunning(t, ns, "small", 2)
+	remove(t, small)
+	waitQuiet(t)
+}

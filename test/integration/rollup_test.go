@@ -1,0 +1,162 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	rpc "github.com/drover-sh/drover/api/rpc/fleet/v1alpha1"
+)
+
+// documentsServer is an autoscaler that knows only the source document: it takes roll-ups and has no feed.
+type documentsServer struct {
+	rpc.UnimplementedInfrastructureAutoscalerServer
+
+	mu   sync.Mutex
+	last *rpc.ClusterCapacityNeeds
+	most int // bytes of the largest message
+}
+
+func (s *documentsServer) UpdateClusterNeeds(
+	_ context.Context, needs *rpc.ClusterCapacityNeeds,
+) (*rpc.Acknowledgement, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last, s.most = needs, max(s.most, proto.Size(needs))
+	return &rpc.Acknowledgement{Acknowledged: true}, nil
+}
+
+// total returns the last message's rows and the sum of their counts.
+func (s *documentsServer) total() (rows, count, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.last.GetNeeds() {
+		count += int(n.Count)
+	}
+	return len(s.last.GetNeeds()), count, s.most
+}
+
+// 10,000 requests of 20 shapes are 20 rows and 4 KiB on the wire, and each is acknowledged once. The autoscaler at the other
+// end knows only the document, and is served all the same.
+func TestStoryRollUpOfTenThousand(t *testing.T) {
+	const total, shapes = 10_000, 20
+	server := &documentsServer{}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	rpc.RegisterInfrastructureAutoscalerServer(s, server)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(listener) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+
+	ns := namespace(t, "ten-thousand")
+	startFleet(t, fleetOptions{
+		without: []string{"autoscaler", "scheduler"},
+		manager: func(c *configv1alpha1.ManagerConfiguration) {
+			c.Autoscaler.Address = listener.Addr().String()
+			c.Autoscaler.TLS = configv1alpha1.ClientTLS{Insecure: true}
+		},
+	})
+	indices := make(chan int)
+	errs := make(chan error, 32)
+	for range cap(errs) {
+		go func() {
+			var failure error
+			for i := range indices {
+				if failure == nil {
+					failure = env.client.Create(t.Context(), shapedRequest(ns, i, i%shapes))
+				}
+			}
+			errs <- failure
+		}()
+	}
+	for i := range total {
+		indices <- i
+	}
+	close(indices)
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	eventually(t, "a roll-up carries all requests", func(context.Context) (bool, string) {
+		rows, count, most := server.total()
+		return rows == shapes && count == total, fmt.Sprintf("%d rows, %d requests, %d bytes", rows, count, most)
+	})
+	rows, _, most := server.total()
+	t.Logf("%d requests of %d shapes: %d rows, at most %d bytes", total, shapes, rows, most)
+	if most > 4096 {
+		t.Errorf("the largest roll-up has %d bytes on the wire, want at most 4096", most)
+	}
+	eventually(t, "every request is acknowledged", func(ctx context.Context) (bool, string) {
+		// From the API server's watch cache: ten thousand objects are a lot to ask etcd for again and again.
+		var requests fleetv1alpha1.CapacityRequestList
+		failure := list(ctx, &requests, client.InNamespace(ns), &client.ListOptions{
+			Raw: &metav1.ListOptions{ResourceVersion: "0"},
+		})
+		acknowledged := 0
+		for _, r := range requests.Items {
+			if r.Status.Phase == fleetv1alpha1.CapacityRequestAcknowledged {
+				acknowledged++
+			}
+		}
+		return acknowledged == total, fmt.Sprintf("%d of %d %s", acknowledged, len(requests.Items), failure)
+	})
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := env.client.DeleteAllOf(ctx, &fleetv1alpha1.CapacityRequest{}, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a roll-up withdraws all", func(context.Context) (bool, string) {
+		rows, count, _ := server.total()
+		return rows == 0, fmt.Sprintf("%d rows, %d requests", rows, count)
+	})
+}
+
+// shapedRequest is request number i; its shape has requirements, tolerations and priorities as real ones do.
+func shapedRequest(ns string, i, shape int) *fleetv1alpha1.CapacityRequest {
+	requests := fleetv1alpha1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewQuantity(int64(1+shape), resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(int64(1+shape)<<30, resource.BinarySI),
+	}
+	spec := fleetv1alpha1.CapacityRequestSpec{Priority: int32(shape%3) * 1000}
+	if shape%2 == 0 {
+		requests["nvidia.com/gpu"] = resource.MustParse("8")
+		spec.Tolerations = []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists}}
+	}
+	if shape%4 == 1 {
+		spec.Requirements = []fleetv1alpha1.NodeSelectorRequirement{{
+			Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-a", "zone-b"},
+		}}
+	}
+	if shape%5 == 0 {
+		spec.TopologySpread = []fleetv1alpha1.TopologySpread{{
+			TopologyKey: corev1.LabelTopologyZone, MaxSkew: 1, WhenUnsatisfiable: corev1.DoNotSchedule,
+		}}
+	}
+	spec.Resources.Requests = requests
+	return &fleetv1alpha1.CapacityRequest{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("r-%05d", i)}, Spec: spec,
+	}
+}
