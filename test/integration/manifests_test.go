@@ -243,6 +243,21 @@ func TestManifestsIdentity(t *testing.T) {
 	}
 }
 
+// The overlay for a cluster of a fleet ships a configuration of its own, which is as complete.
+func TestManifestsExternalAutoscaler(t *testing.T) {
+	objects := build(t, "external-autoscaler")
+	manager := &configv1alpha1.ManagerConfiguration{}
+	shippedConfig(t, objects, "manager.yaml", manager)
+	if tls := manager.Autoscaler.TLS; tls.Insecure || tls.CAFile == "" || tls.CertFile == "" || tls.KeyFile == "" {
+		t.Errorf("the way to the autoscaler is not under mutual TLS: %+v", tls)
+	}
+	for _, u := range objects {
+		if strings.Contains(u.GetName(), "drover-autoscaler") {
+			t.Errorf("%s %s is deployed, and the autoscaler is elsewhere", u.GetKind(), u.GetName())
+		}
+	}
+}
+
 // The scheduler's configuration that the plugin's own tests run on is the one that is deployed.
 func TestManifestsSchedulerConfiguration(t *testing.T) {
 	var deployed, tested map[string]any

@@ -81,9 +81,18 @@ func runSuite(m *testing.M) (code int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
+	podGroups, err := moduleFile(ctx, "sigs.k8s.io/scheduler-plugins", "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml")
+	if err != nil {
+		return 0, err
+	}
 	env.cp, err = controlplane.Start(ctx, controlplane.Options{
 		Dir: filepath.Join(env.dir, "control-plane"), ControllerManager: true, KWOK: true,
+		// Our own CRDs come with the manifests. PodGroups are watched where they exist, of either kind.
+		CRDPaths: []string{podGroups},
 		APIServerArgs: map[string][]string{
+			"feature-gates":  {"GenericWorkload=true"},
+			"runtime-config": {"scheduling.k8s.io/v1alpha2=true"},
+
 			"audit-policy-file": {policy},
 			"audit-log-path":    {auditLog()},
 			"audit-log-maxsize": {"4096"}, // one file: never rotated
@@ -109,6 +118,17 @@ func runSuite(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	return m.Run(), nil
+}
+
+// moduleFile is the path of a file in a module that go.mod requires.
+func moduleFile(ctx context.Context, module, file string) (string, error) {
+	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	list.Dir = env.root
+	out, err := list.Output()
+	if err != nil {
+		return "", fmt.Errorf("looking for module %s: %w", module, err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), file), nil
 }
 
 func auditLog() string { return filepath.Join(env.dir, "audit.log") }
