@@ -199,27 +199,29 @@ func kubectlWithInput(ctx context.Context, input string, args ...string) (string
 	return stdout.String(), nil
 }
 
-// programs builds our programs from source, once, and says where they are. The build is a matter of a moment when they are
-// up to date.
-var programs = sync.OnceValues(func() (map[string]string, error) {
-	paths := map[string]string{}
+// programs builds each of our programs from source, once, and says where it is. The build is a matter of a moment when the
+// program is up to date.
+var programs = func() map[string]func() (string, error) {
+	builds := map[string]func() (string, error){}
 	for _, name := range []string{"scheduler", "manager", "autoscaler"} {
-		path := filepath.Join(env.root, "bin", "drover-"+name)
-		build := exec.Command("go", "build", "-o", path, "./cmd/"+name)
-		build.Dir = env.root
-		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("building cmd/%s: %w\n%s", name, err, out)
-		}
-		paths[name] = path
+		builds[name] = sync.OnceValues(func() (string, error) {
+			path := filepath.Join(env.root, "bin", "drover-"+name)
+			build := exec.Command("go", "build", "-o", path, "./cmd/"+name)
+			build.Dir = env.root
+			if out, err := build.CombinedOutput(); err != nil {
+				return "", fmt.Errorf("building cmd/%s: %w\n%s", name, err, out)
+			}
+			return path, nil
+		})
 	}
-	return paths, nil
-})
+	return builds
+}()
 
 func program(t *testing.T, name string) string {
 	t.Helper()
-	paths, err := programs()
+	path, err := programs[name]()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return paths[name]
+	return path
 }
