@@ -212,6 +212,8 @@ type Plan struct {
 	Reclaims []ReclaimSet
 	// Cancel lists in-flight machines that nothing needs any more, by id: not yet launched ones may be dropped at once.
 	Cancel []string
+	// Withheld are the reclaims of clusters that are Held: not to be carried out, to be shown with their reason.
+	Withheld []ReclaimSet
 	// Allotments is the new Machine.Allotment of every machine that existed, by machine id.
 	Allotments map[string]map[string]int32
 	Verdicts   []Verdict

@@ -1,0 +1,331 @@
+package capacity
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+)
+
+// fullSuffix marks an entry of Machine.Allotment that is no count of pods: <need id>/full on a machine means that the
+// scheduler, left to itself for long enough, did not put pods of the need there although the plan had room for them. Its
+// value is the round of the search for room in which that was found: 1 once every pod of the need had found a node.
+const fullSuffix = "/full"
+
+// lastRound ends the search for room: as many times in a row extra room was added and pods were still pending afterwards.
+const lastRound = 4
+
+// addHosts takes the cluster's machines in, each with what the last plan put there and still may stand there. What does not
+// fit any more, because the node turned out smaller or the rules changed, is placed anew.
+func (p *planner) addHosts(s *site) {
+	offerings := map[string]*slot{}
+	for _, sl := range p.slots {
+		offerings[sl.offering.Name+"\x00"+sl.domain.Name] = sl
+	}
+	machines := make([]*Machine, 0, len(s.in.Machines))
+	for i := range s.in.Machines {
+		machines = append(machines, &s.in.Machines[i])
+	}
+	slices.SortStableFunc(machines, func(a, b *Machine) int {
+		return cmp.Or(cmp.Compare(stateOrder(a.State), stateOrder(b.State)), cmp.Compare(a.ID, b.ID))
+	})
+	for _, m := range machines {
+		h := &host{machine: m, slot: -1, cost: m.Cost}
+		labels, allocatable := m.Labels, m.Allocatable
+		if sl := offerings[m.Offering+"\x00"+m.Domain]; sl != nil {
+			labels = merge(sl.labels, m.Labels)
+			if len(allocatable) == 0 {
+				allocatable = sl.offering.Allocatable
+			}
+			h.cost = max(h.cost, sl.cost)
+		}
+		if labels[hostnameKey] == "" || labels[hostnameKey] == newHostname {
+			labels = merge(labels, map[string]string{hostnameKey: m.ID})
+		}
+		h.shape = p.shapeOf(s, labels, m.Taints, p.space.capacity(allocatable))
+		h.free = slices.Clone(h.shape.room)
+		s.hosts = append(s.hosts, h)
+		if m.State != MachineReclaiming {
+			p.recall(s, h)
+		}
+	}
+}
+
+func stateOrder(state MachineState) int {
+	return slices.Index([]MachineState{MachineActive, MachineInFlight, MachineReclaiming}, state)
+}
+
+func (p *planner) recall(s *site, h *host) {
+	if len(h.machine.Allotment) == 0 {
+		return
+	}
+	entries := make([]load, 0, len(h.machine.Allotment))
+	for id, n := range h.machine.Allotment {
+		if need, isMark := strings.CutSuffix(id, fullSuffix); isMark {
+			if d := s.byID[need]; d != nil && n > 0 {
+				h.full = append(h.full, mark{d, n})
+			}
+		} else if d := s.byID[id]; d != nil && n > 0 {
+			entries = append(entries, load{d, n})
+		} else {
+			h.shrunk = true
+		}
+	}
+	slices.SortFunc(h.full, func(a, b mark) int { return cmp.Compare(a.demand.index, b.demand.index) })
+	slices.SortFunc(entries, func(a, b load) int { return cmp.Compare(a.demand.index, b.demand.index) })
+	marks := h.full
+	h.full = nil // what stands there stands there
+	for _, e := range entries {
+		p.place(s, h, e.demand, min(e.pods, s.room(h, e.demand)))
+	}
+	h.full = marks
+}
+
+// keep brings what the machines carry in line with the demand, before anything new is placed.
+func (p *planner) keep(s *site) {
+	for _, u := range s.units {
+		p.keepTogether(u)
+	}
+	for _, d := range s.demands {
+		p.shrink(d)
+	}
+	for _, h := range s.hosts {
+		if h.shrunk {
+			h.full = nil
+		}
+	}
+	for _, d := range s.demands {
+		p.escalate(d)
+	}
+}
+
+// keepTogether leaves a unit that has to share a domain in the one where most of it stands.
+func (p *planner) keepTogether(u *unit) {
+	switch {
+	case u.sameHost:
+		var best *host
+		for _, h := range u.site.hosts {
+			if n := u.on(h); n > 0 && (best == nil || n > u.on(best)) {
+				best = h
+			}
+		}
+		p.withdraw(u, func(h *host) bool { return h != best })
+	case len(u.same) > 0:
+		if at := u.standing(); at != nil {
+			p.withdraw(u, func(h *host) bool { return h.shape.together(u) != *at })
+		}
+	}
+}
+
+func (u *unit) on(h *host) (n int32) {
+	for _, l := range h.loads {
+		if l.demand.unit == u {
+			n += l.pods
+		}
+	}
+	return n
+}
+
+// standing is the domain with most members of the unit; nil when none has a place.
+func (u *unit) standing() *string {
+	var best *string
+	for _, value := range sortedKeys(u.at) {
+		if n := u.at[value]; n > 0 && (best == nil || n > u.at[*best]) {
+			best = &value
+		}
+	}
+	return best
+}
+
+// withdraw takes the unit's members off the hosts for which off is true.
+func (p *planner) withdraw(u *unit, off func(*host) bool) {
+	for _, h := range u.site.hosts {
+		for _, d := range u.demands {
+			if n := h.podsOf(d); n > 0 && off(h) {
+				p.place(u.site, h, d, -n)
+				h.shrunk = true
+			}
+		}
+	}
+}
+
+// shrink drops what the demand no longer covers, from the machines of least use first, so that whole machines become free:
+// those on their way before those that are up, the emptiest first. Under a hard spread the fullest domain gives first.
+func (p *planner) shrink(d *demand) {
+	for excess := d.placed - d.Count; excess > 0; excess = d.placed - d.Count {
+		from, limit := (*host)(nil), excess
+		hosts := d.site.hosts
+		if len(d.hard) > 0 {
+			hosts, limit = d.fullestDomain(excess)
+		}
+		var least usefulness
+		for _, h := range hosts {
+			if h.podsOf(d) == 0 {
+				continue
+			}
+			if u := h.usefulness(); from == nil || u.less(least) {
+				from, least = h, u
+			}
+		}
+		p.place(d.site, from, d, -min(limit, from.podsOf(d)))
+		from.shrunk = true
+	}
+}
+
+// fullestDomain lists the hosts of the fullest domain of the first hard spread, and how many pods it may give before
+// another one is the fullest.
+func (d *demand) fullestDomain(excess int32) ([]*host, int32) {
+	key := d.hard[0].TopologyKey
+	first, value, second := int32(-1), "", int32(0)
+	for _, v := range sortedKeys(d.counts[key]) {
+		if n := d.counts[key][v]; n > first {
+			first, value, second = n, v, max(first, 0)
+		} else {
+			second = max(second, n)
+		}
+	}
+	var hosts []*host
+	for _, h := range d.site.hosts {
+		if h.shape.labels[key] == value {
+			hosts = append(hosts, h)
+		}
+	}
+	return hosts, min(excess, max(1, first-second))
+}
+
+type usefulness struct {
+	up   bool
+	used float64
+	cost float64
+	id   string
+}
+
+func (h *host) usefulness() usefulness {
+	id := ""
+	if h.machine != nil {
+		id = h.machine.ID
+	}
+	return usefulness{h.state() == MachineActive, share(h.shape.room, h.free), h.cost, id}
+}
+
+func (u usefulness) less(o usefulness) bool {
+	switch {
+	case u.up != o.up:
+		return !u.up
+	case u.used != o.used:
+		return u.used < o.used
+	case u.cost != o.cost:
+		return u.cost > o.cost
+	default:
+		return u.id > o.id
+	}
+}
+
+// escalate answers a plan that was too tight. The scheduler says that no more than Count-Pending pods stand somewhere; what
+// the plan put on settled machines beyond that does not stand there, because nodes fill up in another order than the plan's
+// or because of a rule that the plan does not know. That part is withdrawn and placed on other nodes, and the machines
+// remember it.
+func (p *planner) escalate(d *demand) {
+	var settled, round int32
+	for _, h := range d.site.hosts {
+		if h.settled() {
+			settled += h.podsOf(d)
+		}
+		for _, m := range h.full {
+			if m.demand == d {
+				round = max(round, m.round)
+			}
+		}
+	}
+	unsettled := d.placed - settled
+	excess := min(d.Pending, settled-(d.Count-d.Pending))
+	if excess <= 0 {
+		if d.Pending == 0 || unsettled == 0 && d.missing() == 0 {
+			d.setRounds(1)
+		} else {
+			d.avoidsSettled = round > 1
+		}
+		return
+	}
+	if d.unit.required() > 0 {
+		// A gang waits as a whole, so that all of it is pending when room for one is missing: look for room bit by bit.
+		excess = min(excess, max(1, d.Count/8))
+		if unsettled > 0 {
+			excess = 0
+		}
+	}
+	d.avoidsSettled = true
+	if excess == 0 {
+		return
+	}
+	if round >= lastRound {
+		d.avoidsSettled, d.stuck = false, excess
+		return
+	}
+	p.loosen(d, excess, max(1, round)+1)
+}
+
+// loosen withdraws pods of d from settled machines: from those that carry other pods too, where room is most likely to have
+// gone to those, and from those with fewest pods of d.
+func (p *planner) loosen(d *demand, excess, round int32) {
+	var hosts []*host
+	for _, h := range d.site.hosts {
+		if h.settled() && h.podsOf(d) > 0 {
+			hosts = append(hosts, h)
+		}
+	}
+	pure := func(h *host) int {
+		if len(h.loads) == 1 {
+			return 1
+		}
+		return 0
+	}
+	slices.SortFunc(hosts, func(a, b *host) int {
+		return cmp.Or(
+			cmp.Compare(pure(a), pure(b)),
+			cmp.Compare(a.podsOf(d), b.podsOf(d)),
+			cmp.Compare(a.machine.ID, b.machine.ID),
+		)
+	})
+	for _, h := range hosts {
+		if excess == 0 {
+			return
+		}
+		n := min(excess, h.podsOf(d))
+		p.place(d.site, h, d, -n)
+		h.full = slices.DeleteFunc(h.full, func(m mark) bool { return m.demand == d })
+		h.full = append(h.full, mark{d, round})
+		excess -= n
+	}
+}
+
+func (d *demand) setRounds(round int32) {
+	for _, h := range d.site.hosts {
+		for i := range h.full {
+			if h.full[i].demand == d {
+				h.full[i].round = round
+			}
+		}
+	}
+}
+
+// holds reports whether an empty machine has to stay because it carries the newest mark of an open search for room: with
+// it the memory of the search would go.
+func (s *site) holding() map[*demand]int32 {
+	newest := map[*demand]int32{}
+	for _, h := range s.hosts {
+		for _, m := range h.full {
+			if m.round > 1 {
+				newest[m.demand] = max(newest[m.demand], m.round)
+			}
+		}
+	}
+	return newest
+}
+
+func (h *host) heldBy(newest map[*demand]int32) bool {
+	return slices.ContainsFunc(h.full, func(m mark) bool { return newest[m.demand] == m.round && m.round > 1 })
+}
+
+// saturate converts a count that may exceed what a verdict can hold.
+func saturate(n int64) int32 { return int32(min(n, math.MaxInt32)) }
