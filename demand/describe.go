@@ -30,8 +30,12 @@ type Describer struct {
 // Profile returns the pod's canonical profile.
 func (d Describer) Profile(pod *corev1.Pod) capacity.Profile {
 	p := capacity.ProfileOfPod(pod)
-	if reqs := d.Volumes.Requirements(pod); len(reqs) > 0 {
-		p = p.WithRequirements(reqs...)
+	var places []capacity.Requirement
+	for _, v := range d.Volumes.Of(pod) {
+		places = append(places, v.Requirements...)
+	}
+	if len(places) > 0 {
+		p = p.WithRequirements(places...)
 	}
 	return d.withGroup(pod, p)
 }

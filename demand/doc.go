@@ -10,7 +10,7 @@
 // A request is owned by its pod, so garbage collection withdraws it; nothing here deletes one. The memory taken is
 // proportional to the pods that are pending.
 //
-// The package never decides whether a node could help: package capacity does, through Judge. Start reading at Writer.
+// The package never decides whether a node could help: package capacity does, with what Judge gathers. Start reading at Writer.
 package demand
 
 // AnnotationSameTopology, on a PodGroup or on a pod that is in a group, names the node label of which all members have to

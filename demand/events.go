@@ -13,13 +13,9 @@ import (
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 )
 
-// Reasons of the events that the Writer puts on pods.
-const (
-	// ReasonNoNodeHelps is on a pod that no new node could make schedulable: its own specification is at fault.
-	ReasonNoNodeHelps = "NoNodeHelps"
-	// ReasonRequestInvalid is on a pod whose CapacityRequest the API server refuses as invalid.
-	ReasonRequestInvalid = "CapacityRequestInvalid"
-)
+// ReasonRequestInvalid is the reason of the event on a pod whose CapacityRequest the API server refuses as invalid. The other
+// reasons are those of capacity.Decision.
+const ReasonRequestInvalid = "CapacityRequestInvalid"
 
 const (
 	eventAction  = "RequestCapacity"
@@ -32,8 +28,8 @@ type Events interface {
 }
 
 // NewEvents returns Events that are written straight to the API server, under a name that follows from the pod's UID, the
-// reason and the note. So there is one event, however many processes and restarts see the same fault; the recorder of
-// client-go would make one for each.
+// reason. So there is one event, however many processes and restarts see the same fault; the recorder of client-go would make
+// one for each.
 func NewEvents(client eventsclient.EventsGetter, controller, instance string) Events {
 	return &eventWriter{client: client, controller: controller, instance: instance}
 }
@@ -50,7 +46,7 @@ func (e *eventWriter) Warn(ctx context.Context, pod *corev1.Pod, reason, note st
 	event := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace,
-			Name:      Name(pod.Name, pod.UID) + "." + shortHash(reason, note),
+			Name:      Name(pod.Name, pod.UID) + "." + shortHash(reason),
 		},
 		EventTime:           metav1.NewMicroTime(at),
 		ReportingController: e.controller,

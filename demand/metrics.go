@@ -14,6 +14,8 @@ const (
 	ResultConflict = "conflict" // the name belongs to another pod's request
 	ResultHeld     = "held"     // an upcoming node has room (RequestsOnly)
 	ResultGone     = "gone"     // the pod needs no node any more
+	ResultRefused  = "refused"  // no node can help the pod
+	ResultSilent   = "silent"   // the pod does not wait for a node now
 	ResultInvalid  = "invalid"  // refused for good
 	ResultRetried  = "retried"  // failed, will be tried again
 )

@@ -28,8 +28,8 @@ var zoneLabels = []string{
 	corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion,
 }
 
-// ClaimOf returns the name of the claim behind a pod's volume; false where there is none.
-func ClaimOf(pod *corev1.Pod, volume *corev1.Volume) (string, bool) {
+// claimOf returns the name of the claim behind a pod's volume; false where there is none.
+func claimOf(pod *corev1.Pod, volume *corev1.Volume) (string, bool) {
 	switch {
 	case volume.PersistentVolumeClaim != nil:
 		return volume.PersistentVolumeClaim.ClaimName, true
@@ -39,39 +39,71 @@ func ClaimOf(pod *corev1.Pod, volume *corev1.Volume) (string, bool) {
 	return "", false
 }
 
-// Requirements are the node requirements of the pod's volumes: the places of those that are bound, and the topologies
-// that a class allows those that bind with their first consumer. What cannot be found asks for nothing.
-func (v Volumes) Requirements(pod *corev1.Pod) []capacity.Requirement {
+// Of describes the claims that the pod mounts; nil where claims are not known at all.
+func (v Volumes) Of(pod *corev1.Pod) []capacity.Volume {
 	if v.Claim == nil {
 		return nil
 	}
-	var reqs []capacity.Requirement
+	var out []capacity.Volume
 	for i := range pod.Spec.Volumes {
-		name, ok := ClaimOf(pod, &pod.Spec.Volumes[i])
-		if !ok {
-			continue
+		if name, ok := claimOf(pod, &pod.Spec.Volumes[i]); ok {
+			if volume, ok := v.describe(pod.Namespace, name); ok {
+				volume.Ephemeral = pod.Spec.Volumes[i].Ephemeral != nil
+				out = append(out, volume)
+			}
 		}
-		claim, err := v.Claim(pod.Namespace, name)
-		if err != nil {
-			continue
-		}
-		if claim.Spec.VolumeName != "" {
-			reqs = append(reqs, v.placeOf(claim.Spec.VolumeName)...)
-			continue
-		}
-		reqs = append(reqs, v.allowed(claim)...)
 	}
-	return reqs
+	return out
 }
 
-func (v Volumes) placeOf(name string) []capacity.Requirement {
+// describe reads one claim. It returns false where what is known does not suffice.
+func (v Volumes) describe(namespace, name string) (capacity.Volume, bool) {
+	out := capacity.Volume{Claim: name}
+	claim, err := v.Claim(namespace, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		out.State = capacity.VolumeNoClaim
+		return out, true
+	case err != nil:
+		return out, false
+	case claim.DeletionTimestamp != nil:
+		out.State = capacity.VolumeTerminating
+	case claim.Status.Phase == corev1.ClaimLost:
+		out.State = capacity.VolumeLost
+	case claim.Spec.VolumeName != "":
+		return v.bound(out, claim.Spec.VolumeName)
+	default:
+		class, err := v.classOf(claim)
+		if err != nil {
+			return out, false
+		}
+		if class == nil || class.VolumeBindingMode == nil ||
+			*class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+			out.State = capacity.VolumeUnbound
+			break
+		}
+		out.State, out.Requirements = capacity.VolumeDelayed, allowed(class)
+	}
+	return out, true
+}
+
+func (v Volumes) bound(out capacity.Volume, name string) (capacity.Volume, bool) {
 	if v.Volume == nil {
-		return nil
+		return out, false
 	}
 	volume, err := v.Volume(name)
-	if err != nil {
-		return nil
+	switch {
+	case apierrors.IsNotFound(err):
+		out.State = capacity.VolumeLost
+		return out, true
+	case err != nil:
+		return out, false
 	}
+	out.State, out.Requirements = capacity.VolumeBound, placeOf(volume)
+	return out, true
+}
+
+func placeOf(volume *corev1.PersistentVolume) []capacity.Requirement {
 	var reqs []capacity.Requirement
 	for _, key := range zoneLabels {
 		if value := volume.Labels[key]; value != "" {
@@ -109,10 +141,9 @@ func fromTerms(terms []corev1.NodeSelectorTerm) []capacity.Requirement {
 	return reqs
 }
 
-// allowed are the topologies of a claim's class, as far as one requirement can say them.
-func (v Volumes) allowed(claim *corev1.PersistentVolumeClaim) []capacity.Requirement {
-	class, err := v.ClassOf(claim)
-	if err != nil || class == nil || len(class.AllowedTopologies) != 1 {
+// allowed are the topologies of a class, as far as one requirement can say them.
+func allowed(class *storagev1.StorageClass) []capacity.Requirement {
+	if len(class.AllowedTopologies) != 1 {
 		return nil
 	}
 	var reqs []capacity.Requirement
@@ -122,8 +153,8 @@ func (v Volumes) allowed(claim *corev1.PersistentVolumeClaim) []capacity.Require
 	return reqs
 }
 
-// ClassOf returns the claim's StorageClass; nil where it names none or it does not exist.
-func (v Volumes) ClassOf(claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, error) {
+// classOf returns the claim's StorageClass; nil where it names none or it does not exist.
+func (v Volumes) classOf(claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, error) {
 	name := claim.Annotations[corev1.BetaStorageClassAnnotation]
 	if name == "" && claim.Spec.StorageClassName != nil {
 		name = *claim.Spec.StorageClassName

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
@@ -75,45 +76,59 @@ func (w *Writer) failed(
 		return ResultGone, nil
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err):
 		w.opts.Logger.Error(err, "The API server refuses the CapacityRequest", "capacityRequest", klog.KObj(request))
-		n := warning{ReasonRequestInvalid, fmt.Sprintf("CapacityRequest %s is refused: %v", request.Name, err)}
-		if w.newWarning(pod, n) {
-			if err := w.emit(ctx, pod, n); err != nil {
-				w.opts.Logger.Error(err, "Could not warn", "pod", klog.KObj(pod))
-			}
+		note := fmt.Sprintf("the API server refuses CapacityRequest %s: %v", request.Name, err)
+		if err := w.warn(ctx, pod, ReasonRequestInvalid, note); err != nil {
+			w.opts.Logger.Error(err, "Could not warn", "pod", klog.KObj(pod))
 		}
 		return ResultInvalid, nil
 	}
 	return "", fmt.Errorf("%s CapacityRequest %s/%s: %w", verb, request.Namespace, request.Name, err)
 }
 
-// newWarning reports whether the pod has not had this warning; the caller writes it itself.
-func (w *Writer) newWarning(pod *corev1.Pod, n warning) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := w.pods[pod.UID]
-	if s == nil || !s.warn(pod, n) {
-		return false
+// warn puts an event on the pod, once for each reason. Where the namespace is gone or events are forbidden there is nothing
+// to repeat; another error means that it has to be tried again.
+func (w *Writer) warn(ctx context.Context, pod *corev1.Pod, reason, note string) error {
+	if !w.newWarning(pod.UID, reason) {
+		return nil
 	}
-	s.warnings = s.warnings[:len(s.warnings)-1]
-	return true
-}
-
-// emit writes one warning. Where the namespace is gone or events are forbidden there is nothing to repeat.
-func (w *Writer) emit(ctx context.Context, pod *corev1.Pod, n warning) error {
+	unhelpable.WithLabelValues(w.opts.Source, reason).Inc()
 	if w.opts.Events == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
 	defer cancel()
-	err := w.opts.Events.Warn(ctx, pod, n.reason, n.note, w.opts.Clock.Now())
-	if err == nil || namespaceGone(err) {
+	err := w.opts.Events.Warn(ctx, pod, reason, note, w.opts.Clock.Now())
+	switch {
+	case err == nil, namespaceGone(err):
+		return nil
+	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+		w.opts.Logger.Error(err, "The API server refuses the event", "pod", klog.KObj(pod), "reason", reason)
 		return nil
 	}
-	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
-		w.opts.Logger.Error(err, "The API server refuses the event", "pod", klog.KObj(pod), "reason", n.reason)
-		return nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.pods[pod.UID]; s != nil {
+		delete(s.warned, reason)
 	}
 	return err
+}
+
+// newWarning reports whether the pod has not been warned so, and notes that it is.
+func (w *Writer) newWarning(uid types.UID, reason string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.pods[uid]
+	if s == nil || len(s.warned) >= maxWarnings {
+		return false
+	}
+	if _, done := s.warned[reason]; done {
+		return false
+	}
+	if s.warned == nil {
+		s.warned = map[string]struct{}{}
+	}
+	s.warned[reason] = struct{}{}
+	return true
 }
 
 // RequestFor is the CapacityRequest of the pod, whose need is profile. The pod owns it without blocking its own deletion.

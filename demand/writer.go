@@ -18,7 +18,7 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// Options configure a Writer.
+// Options configure a Writer. Its functions are called in the writer's goroutines and read caches only.
 type Options struct {
 	// Source names the caller in logs, metrics and events: "scheduler", "backstop". Required.
 	Source string
@@ -26,7 +26,9 @@ type Options struct {
 	Requests Requests
 	// Events puts warnings on pods; nil: none are written.
 	Events Events
-	// Describe says what a pod needs of a node. It is called in the writer's goroutines. Default capacity.ProfileOfPod.
+	// Decide says whether a new node could help a pod that failed for these reasons. Default: always.
+	Decide func(*corev1.Pod, []capacity.Rejection) capacity.Decision
+	// Describe says what a pod needs of a node. Default capacity.ProfileOfPod.
 	Describe func(*corev1.Pod) capacity.Profile
 	// Pending says whether the pod, by its UID, still exists and has no node. It reads a cache. Default: always.
 	Pending func(*corev1.Pod) bool
@@ -54,6 +56,11 @@ type Options struct {
 func (o *Options) setDefaults() error {
 	if o.Source == "" || o.Requests == nil {
 		return errors.New("demand: Source and Requests are required")
+	}
+	if o.Decide == nil {
+		o.Decide = func(*corev1.Pod, []capacity.Rejection) capacity.Decision {
+			return capacity.Decision{Request: true, Reason: capacity.ReasonNewNodeHelps}
+		}
 	}
 	if o.Describe == nil {
 		o.Describe = capacity.ProfileOfPod
@@ -95,21 +102,21 @@ type Writer struct {
 
 // podState is what the Writer remembers of a pending pod.
 type podState struct {
-	pod   *corev1.Pod
-	since time.Time // when the failure was seen that is not written yet
+	// pod and rejections as handed over last. They are let go of when nothing more can come of them.
+	pod        *corev1.Pod
+	rejections []capacity.Rejection
+	since      time.Time // of the failure that is not dealt with yet
 
-	// wanted: a request has to be written or verified.
+	// wanted: the pod waits for the writer.
 	wanted bool
+	// refused: the last decision was that no node helps.
+	refused bool
 	// written is when the request was last known to be right, for the pod's generation; zero: never.
 	written    time.Time
 	generation int64
-
-	// warnings are the events not written yet, by what they say; warned those that are.
-	warnings []warning
-	warned   map[warning]struct{}
+	// warned are the reasons of the events that the pod has.
+	warned map[string]struct{}
 }
-
-type warning struct{ reason, note string }
 
 // maxWarnings bounds the different warnings that one pod can get in its life.
 const maxWarnings = 8
@@ -145,16 +152,24 @@ func (w *Writer) settled(s *podState, pod *corev1.Pod) bool {
 	return s.wanted || !s.written.IsZero() && w.opts.Clock.Since(s.written) < w.opts.RewritePeriod
 }
 
-// Enqueue asks for the pod's request. It does nothing where the request is settled. The pod is not changed and must not be
-// changed by the caller afterwards: objects of an informer's cache are right.
-func (w *Writer) Enqueue(pod *corev1.Pod) {
+// Enqueue hands over a pod that failed to schedule, with what the scheduler objected to, if known. It does nothing where the
+// pod is settled. The pod is not changed and must not be changed by the caller afterwards: objects of an informer's cache
+// are right.
+//
+// If no node can help the pod, it gets one event for each reason, whatever the number of calls; a request that exists stays,
+// because it was right when it was written.
+func (w *Writer) Enqueue(pod *corev1.Pod, rejections []capacity.Rejection) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.state(pod)
+	s := w.pods[pod.UID]
+	if s == nil {
+		s = &podState{}
+		w.pods[pod.UID] = s
+	}
 	if w.settled(s, pod) {
 		return
 	}
-	s.pod, s.generation, s.wanted = pod, pod.Generation, true
+	s.pod, s.rejections, s.generation, s.wanted = pod, rejections, pod.Generation, true
 	if s.since.IsZero() {
 		s.since = w.opts.Clock.Now()
 	}
@@ -162,33 +177,21 @@ func (w *Writer) Enqueue(pod *corev1.Pod) {
 	w.observe()
 }
 
-// Report says that no node can help the pod, and why: the pod gets one event, whatever the number of calls. The reason is a
-// word for metrics, the note a sentence for people. A request that exists stays: it was right when it was written.
-func (w *Writer) Report(pod *corev1.Pod, reason, note string) {
+// Recheck decides again on every pod that no node could help, because what can be had has changed.
+func (w *Writer) Recheck() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.state(pod)
-	if !s.warn(pod, warning{ReasonNoNodeHelps, note}) {
-		return
+	for uid, s := range w.pods {
+		if s.refused && s.pod != nil {
+			s.wanted = true
+			w.queue.Add(uid)
+		}
 	}
-	unhelpable.WithLabelValues(w.opts.Source, reason).Inc()
-	w.queue.Add(pod.UID)
 	w.observe()
 }
 
-// warn notes the warning and reports whether it is new.
-func (s *podState) warn(pod *corev1.Pod, n warning) bool {
-	if _, done := s.warned[n]; done || len(s.warned) >= maxWarnings {
-		return false
-	}
-	if s.warned == nil {
-		s.warned = map[warning]struct{}{}
-	}
-	s.warned[n] = struct{}{}
-	s.warnings = append(s.warnings, n)
-	s.pod = pod
-	return true
-}
+// Suppressor returns the writer's Suppressor; nil where demand is the total.
+func (w *Writer) Suppressor() *Suppressor { return w.opts.Suppressor }
 
 // Forget drops what is known of a pod that is gone, or has a node. A write under way is not stopped; the request goes with
 // the pod that owns it.
@@ -204,16 +207,6 @@ func (w *Writer) Forget(uid types.UID) {
 		w.opts.Suppressor.Release(uid)
 	}
 	w.observe()
-}
-
-// state returns the pod's entry, a new one where there is none. The lock is held.
-func (w *Writer) state(pod *corev1.Pod) *podState {
-	s := w.pods[pod.UID]
-	if s == nil {
-		s = &podState{generation: pod.Generation}
-		w.pods[pod.UID] = s
-	}
-	return s
 }
 
 func (w *Writer) observe() {
@@ -266,45 +259,44 @@ func (w *Writer) next(ctx context.Context) bool {
 	return true
 }
 
-// handle writes what is due for the pod. An error means that it has to be tried again.
+// handle decides on the pod and writes. An error means that it has to be tried again.
 func (w *Writer) handle(ctx context.Context, uid types.UID) error {
 	w.mu.Lock()
 	w.observe()
 	s := w.pods[uid]
-	if s == nil {
+	if s == nil || !s.wanted {
 		w.mu.Unlock()
 		return nil
 	}
-	pod, wanted, since, warnings := s.pod, s.wanted, s.since, s.warnings
+	pod, rejections, since := s.pod, s.rejections, s.since
 	w.mu.Unlock()
 
-	if pod == nil {
-		return nil
-	}
 	if !w.opts.Pending(pod) {
 		w.count(ResultGone)
 		w.Forget(uid)
 		return nil
 	}
-	for _, n := range warnings {
-		if err := w.emit(ctx, pod, n); err != nil {
-			return err
-		}
-		w.update(uid, s, func() { s.warnings = s.warnings[1:] })
-	}
-	if !wanted {
-		w.update(uid, s, func() { s.release() })
-		return nil
-	}
-	if err := w.wait(ctx); err != nil {
-		return err
-	}
-	result, err := w.write(ctx, pod)
+	result, err := w.act(ctx, pod, rejections)
 	if err != nil {
 		return err
 	}
 	w.finish(uid, s, pod, since, result)
 	return nil
+}
+
+// act does what the decision on the pod asks for.
+func (w *Writer) act(ctx context.Context, pod *corev1.Pod, rejections []capacity.Rejection) (result string, err error) {
+	decision := w.opts.Decide(pod, rejections)
+	switch {
+	case decision.Silent:
+		return ResultSilent, nil
+	case !decision.Request:
+		return ResultRefused, w.warn(ctx, pod, decision.Reason, "no new node can help the pod: "+decision.Message)
+	}
+	if err := w.wait(ctx); err != nil {
+		return "", err
+	}
+	return w.write(ctx, pod)
 }
 
 // finish notes the outcome, unless the pod was forgotten or has changed while the write was under way.
@@ -322,20 +314,17 @@ func (w *Writer) finish(uid types.UID, s *podState, pod *corev1.Pod, since time.
 		if s.generation != pod.Generation {
 			return // Enqueue queued it again
 		}
-		s.wanted, s.since = false, time.Time{}
-		if result != ResultHeld { // a held pod is looked at again when it fails again
+		s.wanted, s.since, s.refused = false, time.Time{}, result == ResultRefused
+		switch result {
+		case ResultRefused:
+			return // the pod is kept for Recheck
+		case ResultSilent, ResultHeld: // looked at again when it fails again
+		default:
 			s.written = now
 		}
-		s.release()
+		// The informer's cache replaces its objects, and an entry should not keep an old one alive.
+		s.pod, s.rejections = nil, nil
 	})
-}
-
-// release lets go of the pod object when nothing more is due: the informer's cache replaces its objects, and an entry
-// should not keep an old one alive.
-func (s *podState) release() {
-	if !s.wanted && len(s.warnings) == 0 {
-		s.pod = nil
-	}
 }
 
 // update changes the entry under the lock, if it is still the pod's.

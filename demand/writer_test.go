@@ -146,7 +146,7 @@ func wantVerbs(t *testing.T, api *fakeAPI, want ...string) {
 func TestRequestStandsForItsPod(t *testing.T) {
 	api := newFakeAPI()
 	w := newTestWriter(t, api, nil)
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 
 	want := &fleetv1alpha1.CapacityRequest{
@@ -168,14 +168,14 @@ func TestRapidRepeatedAttemptsMakeOneWrite(t *testing.T) {
 	api := newFakeAPI()
 	w := newTestWriter(t, api, nil)
 	for range 1000 {
-		w.Enqueue(pod("web-0"))
+		w.Enqueue(pod("web-0"), nil)
 	}
 	work(t, w)
 	for range 1000 {
 		if !w.Settled(pod("web-0")) {
 			t.Fatal("a pod whose request is written is not settled")
 		}
-		w.Enqueue(pod("web-0"))
+		w.Enqueue(pod("web-0"), nil)
 	}
 	work(t, w)
 	wantVerbs(t, api, "create")
@@ -185,7 +185,7 @@ func TestTwoWritersMakeOneRequest(t *testing.T) {
 	api := newFakeAPI()
 	for range 2 {
 		w := newTestWriter(t, api, nil)
-		w.Enqueue(pod("web-0"))
+		w.Enqueue(pod("web-0"), nil)
 		work(t, w)
 		if !w.Settled(pod("web-0")) {
 			t.Error("the pod is not settled")
@@ -205,7 +205,7 @@ func TestRequestOfAnotherPodIsLeftAlone(t *testing.T) {
 	}}
 	api.objects[name] = foreign.DeepCopy()
 	w := newTestWriter(t, api, nil)
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	if diff := cmp.Diff(foreign, api.objects[name]); diff != "" {
 		t.Errorf("the other pod's request changed:\n%s", diff)
@@ -216,14 +216,14 @@ func TestRequestOfAnotherPodIsLeftAlone(t *testing.T) {
 func TestResizedPodUpdatesItsRequest(t *testing.T) {
 	api := newFakeAPI()
 	w := newTestWriter(t, api, nil)
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 
 	resized := pod("web-0", cpu("3", 2))
 	if w.Settled(resized) {
 		t.Error("a resized pod is settled")
 	}
-	w.Enqueue(resized)
+	w.Enqueue(resized, nil)
 	work(t, w)
 	wantVerbs(t, api, "create", "create", "get", "update")
 	got := api.objects[Name("web-0", "uid-web-0")].Spec.Resources.Requests["cpu"]
@@ -232,7 +232,7 @@ func TestResizedPodUpdatesItsRequest(t *testing.T) {
 	}
 
 	t.Run("and one that changed otherwise does not", func(t *testing.T) {
-		w.Enqueue(pod("web-0", cpu("3000m", 3)))
+		w.Enqueue(pod("web-0", cpu("3000m", 3)), nil)
 		work(t, w)
 		wantVerbs(t, api, "create", "create", "get", "update", "create", "get")
 	})
@@ -242,17 +242,17 @@ func TestDeletedRequestIsWrittenAgainAfterTheRewritePeriod(t *testing.T) {
 	api := newFakeAPI()
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	w := newTestWriter(t, api, func(o *Options) { o.Clock, o.RewritePeriod = clock, time.Minute })
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	clear(api.objects)
 
 	clock.Step(59 * time.Second)
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	wantVerbs(t, api, "create")
 
 	clock.Step(time.Second)
-	w.Enqueue(pod("web-0"))
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	wantVerbs(t, api, "create", "create")
 }
@@ -289,7 +289,7 @@ func TestErrors(t *testing.T) {
 				return nil
 			}
 			w := newTestWriter(t, api, nil)
-			w.Enqueue(pod("web-0"))
+			w.Enqueue(pod("web-0"), nil)
 			w.next(t.Context())
 			if c.written {
 				w.next(t.Context())
@@ -314,8 +314,7 @@ func TestErrors(t *testing.T) {
 func TestPodThatNeedsNoNodeAnyMoreIsDropped(t *testing.T) {
 	api := newFakeAPI()
 	w := newTestWriter(t, api, func(o *Options) { o.Pending = func(*corev1.Pod) bool { return false } })
-	w.Enqueue(pod("web-0"))
-	w.Report(pod("web-1"), "any", "note")
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	wantVerbs(t, api)
 	if len(w.pods) != 0 || len(api.warnings) != 0 {
@@ -325,43 +324,95 @@ func TestPodThatNeedsNoNodeAnyMoreIsDropped(t *testing.T) {
 
 func TestForgottenPodIsNotResurrectedByAWriteUnderWay(t *testing.T) {
 	api := newFakeAPI()
-	w := newTestWriter(t, api, func(o *Options) {
-		o.Describe = func(p *corev1.Pod) capacity.Profile { // called in the middle of the write
-			return capacity.ProfileOfPod(p)
-		}
-	})
-	w.opts.Describe = func(p *corev1.Pod) capacity.Profile { w.Forget(p.UID); return capacity.ProfileOfPod(p) }
-	w.Enqueue(pod("web-0"))
+	w := newTestWriter(t, api, nil)
+	w.opts.Describe = func(p *corev1.Pod) capacity.Profile { // called in the middle of the write
+		w.Forget(p.UID)
+		return capacity.ProfileOfPod(p)
+	}
+	w.Enqueue(pod("web-0"), nil)
 	work(t, w)
 	if len(w.pods) != 0 {
 		t.Errorf("remembers %d pods, want none", len(w.pods))
 	}
 }
 
-func TestUnhelpablePodGetsOneEventPerFault(t *testing.T) {
+// decide returns decisions one after the other, the last one for ever.
+func decide(decisions ...capacity.Decision) func(*corev1.Pod, []capacity.Rejection) capacity.Decision {
+	return func(*corev1.Pod, []capacity.Rejection) capacity.Decision {
+		d := decisions[0]
+		if len(decisions) > 1 {
+			decisions = decisions[1:]
+		}
+		return d
+	}
+}
+
+func TestPodThatNoNodeHelpsGetsOneEventPerReason(t *testing.T) {
 	api := newFakeAPI()
-	w := newTestWriter(t, api, nil)
+	first := capacity.Decision{Reason: "VolumeClaimMissing", Message: "create it"}
+	w := newTestWriter(t, api, func(o *Options) {
+		o.Decide = decide(first, first, first, capacity.Decision{Reason: "NodeNameSet", Message: "names a node"})
+	})
 	for range 100 {
-		w.Report(pod("web-0"), "MissingClaim", "claim data is missing")
+		if w.Settled(pod("web-0")) {
+			t.Fatal("a pod that was refused is settled: what is in its way may go")
+		}
+		w.Enqueue(pod("web-0"), nil)
 		work(t, w)
 	}
-	w.Report(pod("web-0"), "NodeName", "names a node")
-	work(t, w)
-	want := []string{"web-0: NoNodeHelps: claim data is missing", "web-0: NoNodeHelps: names a node"}
+	want := []string{
+		"web-0: VolumeClaimMissing: no new node can help the pod: create it",
+		"web-0: NodeNameSet: no new node can help the pod: names a node",
+	}
 	if diff := cmp.Diff(want, api.warnings); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 	wantVerbs(t, api)
+}
 
-	t.Run("a note that changes with every attempt is bounded", func(t *testing.T) {
-		for i := range 100 {
-			w.Report(pod("web-0"), "Odd", fmt.Sprint(i))
-			work(t, w)
-		}
-		if got := len(api.warnings); got != maxWarnings {
-			t.Errorf("got %d events, want %d", got, maxWarnings)
+func TestReasonsOfOnePodAreBounded(t *testing.T) {
+	api := newFakeAPI()
+	n := 0
+	w := newTestWriter(t, api, func(o *Options) {
+		o.Decide = func(*corev1.Pod, []capacity.Rejection) capacity.Decision {
+			n++
+			return capacity.Decision{Reason: fmt.Sprint("Reason", n)}
 		}
 	})
+	for range 100 {
+		w.Enqueue(pod("web-0"), nil)
+		work(t, w)
+	}
+	if got := len(api.warnings); got != maxWarnings {
+		t.Errorf("got %d events, want %d", got, maxWarnings)
+	}
+}
+
+func TestPodThatWaitsForSomethingElseGetsNothing(t *testing.T) {
+	api := newFakeAPI()
+	w := newTestWriter(t, api, func(o *Options) { o.Decide = decide(capacity.Decision{Silent: true, Reason: "Gated"}) })
+	w.Enqueue(pod("web-0"), nil)
+	work(t, w)
+	wantVerbs(t, api)
+	if len(api.warnings) != 0 {
+		t.Errorf("got events %v, want none", api.warnings)
+	}
+}
+
+func TestRecheckAsksForPodsThatCanBeHelpedNow(t *testing.T) {
+	api := newFakeAPI()
+	w := newTestWriter(t, api, func(o *Options) {
+		o.Decide = decide(capacity.Decision{Reason: "NoOfferingMatches"}, capacity.Decision{Request: true})
+	})
+	w.Enqueue(pod("web-0"), nil)
+	work(t, w)
+	wantVerbs(t, api)
+	w.Recheck()
+	work(t, w)
+	wantVerbs(t, api, "create")
+	w.Recheck()
+	work(t, w)
+	wantVerbs(t, api, "create")
 }
 
 func TestHangingAPIServerBlocksNoCaller(t *testing.T) {
@@ -373,8 +424,7 @@ func TestHangingAPIServerBlocksNoCaller(t *testing.T) {
 	go func() { defer close(finished); w.Run(ctx) }()
 	for i := range 10_000 { // would never end if one of them waited for the API server
 		p := pod(fmt.Sprint("web-", i))
-		w.Enqueue(p)
-		w.Report(p, "any", "note")
+		w.Enqueue(p, nil)
 		w.Settled(p)
 		if i%2 == 0 {
 			w.Forget(p.UID)
@@ -391,7 +441,7 @@ func TestStopDrainsWhatIsQueued(t *testing.T) {
 	api := newFakeAPI()
 	w := newTestWriter(t, api, func(o *Options) { o.Workers = 4; o.DrainTimeout = time.Hour })
 	for i := range 100 {
-		w.Enqueue(pod(fmt.Sprint("web-", i)))
+		w.Enqueue(pod(fmt.Sprint("web-", i)), nil)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -406,7 +456,7 @@ func TestRateLimitIsKept(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	w := newTestWriter(t, api, func(o *Options) { o.Clock, o.QPS, o.Burst = clock, 1, 2 })
 	for i := range 3 {
-		w.Enqueue(pod(fmt.Sprint("web-", i)))
+		w.Enqueue(pod(fmt.Sprint("web-", i)), nil)
 	}
 	w.next(t.Context())
 	w.next(t.Context())

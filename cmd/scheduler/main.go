@@ -1,0 +1,51 @@
+// Command scheduler is kube-scheduler with the plugin CapacityRequest, and with those of sigs.k8s.io/scheduler-plugins that
+// build with this Kubernetes version. Flags and configuration are kube-scheduler's own; it runs beside the cluster's
+// scheduler, for pods with its own schedulerName.
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
+	_ "k8s.io/component-base/metrics/prometheus/version"  // metric with the build's version
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	_ "sigs.k8s.io/scheduler-plugins/apis/config/scheme" // the args of its plugins decode
+	"sigs.k8s.io/scheduler-plugins/pkg/coscheduling"
+	"sigs.k8s.io/scheduler-plugins/pkg/noderesources"
+	"sigs.k8s.io/scheduler-plugins/pkg/noderesourcetopology"
+	"sigs.k8s.io/scheduler-plugins/pkg/podstate"
+	"sigs.k8s.io/scheduler-plugins/pkg/qos"
+	"sigs.k8s.io/scheduler-plugins/pkg/trimaran/loadvariationriskbalancing"
+	"sigs.k8s.io/scheduler-plugins/pkg/trimaran/lowriskovercommitment"
+	"sigs.k8s.io/scheduler-plugins/pkg/trimaran/peaks"
+	"sigs.k8s.io/scheduler-plugins/pkg/trimaran/targetloadpacking"
+
+	"github.com/drover-sh/drover/plugins/capacityrequest"
+)
+
+func main() {
+	os.Exit(cli.Run(newCommand()))
+}
+
+// newCommand leaves out CapacityScheduling and PreemptionToleration, which do not compile on Kubernetes 1.36, and the
+// plugins that need APIs of their own beyond the scheduler's (network-aware, SySched).
+func newCommand() *cobra.Command {
+	var command *cobra.Command
+	configFile := func() string { return command.Flag("config").Value.String() }
+	command = app.NewSchedulerCommand(
+		app.WithPlugin(capacityrequest.Name, capacityrequest.Factory(configFile)),
+		app.WithPlugin(coscheduling.Name, coscheduling.New),
+		app.WithPlugin(noderesources.AllocatableName, noderesources.NewAllocatable),
+		app.WithPlugin(noderesourcetopology.Name, noderesourcetopology.New),
+		app.WithPlugin(loadvariationriskbalancing.Name, loadvariationriskbalancing.New),
+		app.WithPlugin(lowriskovercommitment.Name, lowriskovercommitment.New),
+		app.WithPlugin(peaks.Name, peaks.New),
+		app.WithPlugin(targetloadpacking.Name, targetloadpacking.New),
+		app.WithPlugin(podstate.Name, podstate.New),
+		app.WithPlugin(qos.Name, qos.New),
+	)
+	command.Use = "drover-scheduler"
+	return command
+}

@@ -1,0 +1,135 @@
+package capacityrequest
+
+import (
+	"context"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/demand"
+	"github.com/drover-sh/drover/demand/podgroups"
+)
+
+// gangIndex finds the pods of one PodGroup in the scheduler's own pod informer.
+const gangIndex = "capacityrequest.drover.sh/gang"
+
+// gangs turns one member's failure into the demand of its whole gang. Coscheduling takes a gang back as soon as one member
+// fails, and members that would have fitted never reach PostFilter: asked for one by one, the nodes of a gang of n would
+// take n rounds to come.
+//
+// The members are looked up outside the scheduling loop, in the goroutine of run.
+type gangs struct {
+	queue   workqueue.TypedInterface[string]
+	indexer cache.Indexer
+	groups  demand.Groups
+	enqueue func(*corev1.Pod, []capacity.Rejection)
+	decide  func(*corev1.Pod, []capacity.Rejection) capacity.Decision
+
+	mu     sync.Mutex
+	failed map[string]gangFailure // of the gangs in the queue
+}
+
+// gangFailure is what was seen when a member failed.
+type gangFailure struct {
+	member     *corev1.Pod
+	rejections []capacity.Rejection
+	// placed are members that wait for the others on a node that the autoscaler does not own.
+	placed sets.Set[types.UID]
+}
+
+func newGangs(
+	indexer cache.Indexer, groups demand.Groups, enqueue func(*corev1.Pod, []capacity.Rejection),
+	decide func(*corev1.Pod, []capacity.Rejection) capacity.Decision,
+) *gangs {
+	return &gangs{
+		queue:   workqueue.NewTyped[string](),
+		indexer: indexer,
+		groups:  groups,
+		enqueue: enqueue,
+		decide:  decide,
+		failed:  map[string]gangFailure{},
+	}
+}
+
+func gangIndexFunc(obj any) ([]string, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	if key := podgroups.KeyOf(pod); key != "" {
+		return []string{key}, nil
+	}
+	return nil, nil
+}
+
+// fail takes note that a member of the gang failed. It never blocks. Of several failures the last knows best.
+func (g *gangs) fail(key string, f gangFailure) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed[key] = f
+	g.queue.Add(key)
+}
+
+func (g *gangs) run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, g.queue.ShutDown)
+	defer stop()
+	for g.next() {
+	}
+}
+
+// next handles one gang and reports whether there may be more.
+func (g *gangs) next() bool {
+	key, shutdown := g.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer g.queue.Done(key)
+	g.mu.Lock()
+	f := g.failed[key]
+	delete(g.failed, key)
+	g.mu.Unlock()
+
+	g.enqueue(f.member, f.rejections)
+	if g.decide(f.member, f.rejections).Request {
+		for _, pod := range g.missing(key, f) {
+			g.enqueue(pod, nil)
+		}
+	}
+	return true
+}
+
+// missing lists the other members that need a node. It is empty where the gang could not run whatever nodes came.
+func (g *gangs) missing(key string, f gangFailure) []*corev1.Pod {
+	objs, err := g.indexer.ByIndex(gangIndex, key)
+	if err != nil {
+		return nil // the index is there from the start
+	}
+	var facts demand.GroupFacts
+	if g.groups != nil {
+		facts, _ = g.groups.GroupOf(f.member)
+	}
+	var missing []*corev1.Pod
+	runnable := int32(1) // the member itself
+	for _, obj := range objs {
+		pod, ok := obj.(*corev1.Pod)
+		if !ok || pod.UID == f.member.UID || pod.DeletionTimestamp != nil || capacity.IsTerminal(pod) {
+			continue
+		}
+		switch {
+		case pod.Spec.NodeName != "" || f.placed.Has(pod.UID):
+			runnable++
+		case g.decide(pod, nil).Request:
+			runnable++
+			missing = append(missing, pod)
+		}
+	}
+	if runnable < facts.MinCount {
+		return nil
+	}
+	return missing
+}
