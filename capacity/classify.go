@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Rejection is one way in which the scheduler turned nodes down, as it tells a PostFilter plugin. The scheduler records only
-// the first filter that failed on a node, so that what a rejection does not say is not known to be met.
+// Rejection is one way in which the scheduler turned nodes down, as it tells a PostFilter plugin. The scheduler
+// records only the first filter that failed on a node, so that what a rejection does not say is not known to be met.
 type Rejection struct {
 	// Plugin that rejected. Empty: a PreFilterResult left the nodes out before any plugin looked at them.
 	Plugin string
@@ -52,7 +52,8 @@ type Affinity struct {
 	Domains []string
 }
 
-// Facts is what Classify knows beside the pod. What is nil is not known and speaks neither for nor against a new node.
+// Facts is what Classify knows beside the pod. What is nil is not known and speaks neither for nor against a new
+// node.
 type Facts struct {
 	// Rejections are what the scheduler said; nil for a caller that did not see the scheduling cycle.
 	Rejections []Rejection
@@ -121,12 +122,13 @@ const (
 	ReasonNoOfferingHasTopology = "NoOfferingHasTopology"
 )
 
-// Classify decides whether a new node could help a pod that failed to schedule. It looks at what a new node would change
-// and not at the words of the failure: a pod that is short of CPU on one node and tied to another by name is not helped.
+// Classify decides whether a new node could help a pod that failed to schedule. It looks at what a new node would
+// change and not at the words of the failure: a pod that is short of CPU on one node and tied to another by name is
+// not helped.
 //
-// The order is: is the pod waiting for a node at all; is it tied to what exists; do its volumes, devices and affinity allow
-// any node; did the scheduler name something that no node changes; does a template fit; did it name anything that a node
-// does change. A fact that is not known never decides against the pod.
+// The order is: is the pod waiting for a node at all; is it tied to what exists; do its volumes, devices and affinity
+// allow any node; did the scheduler name something that no node changes; does a template fit; did it name anything
+// that a node does change. A fact that is not known never decides against the pod.
 func Classify(pod *corev1.Pod, facts Facts) Decision {
 	profile := ProfileOfPod(pod)
 	extra := extraRequirements(facts.Volumes)
@@ -173,8 +175,8 @@ func notWaiting(pod *corev1.Pod) *Decision {
 	case pod.Spec.NodeName != "" && resizing(pod):
 		return silent(ReasonResizing, "the pod is on node %q and is only being resized", pod.Spec.NodeName)
 	case pod.Spec.NodeName != "":
-		return no(ReasonNodeNameSet, "spec.nodeName is %q: the pod can run on that node only; remove spec.nodeName to let it "+
-			"be scheduled", pod.Spec.NodeName)
+		return no(ReasonNodeNameSet, "spec.nodeName is %q: the pod can run on that node only; remove spec.nodeName "+
+			"to let it be scheduled", pod.Spec.NodeName)
 	case len(pod.Spec.SchedulingGates) > 0:
 		return silent(ReasonGated, "the pod is held by the scheduling gate %q", pod.Spec.SchedulingGates[0].Name)
 	}
@@ -187,8 +189,8 @@ func resizing(pod *corev1.Pod) bool {
 	})
 }
 
-// tied finds pods whose every set of requirements names nodes that exist, by field or by hostname label: a new node has
-// another name.
+// tied finds pods whose every set of requirements names nodes that exist, by field or by hostname label: a new node
+// has another name.
 func tied(pod *corev1.Pod, profile Profile) *Decision {
 	sets := append([][]Requirement{profile.Requirements}, profile.Alternatives...)
 	var names Requirement
@@ -251,8 +253,8 @@ func claimsForbid(missing []string) *Decision {
 		strings.Join(missing, ", "))
 }
 
-// affinityForbids follows the scheduler: a term has to be met by a pod that runs; only where none matches at all, a pod that
-// matches all of its own terms may be the first.
+// affinityForbids follows the scheduler: a term has to be met by a pod that runs; only where none matches at all, a
+// pod that matches all of its own terms may be the first.
 func affinityForbids(pod *corev1.Pod, known []Affinity) *Decision {
 	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
 		return nil
@@ -268,8 +270,8 @@ func affinityForbids(pod *corev1.Pod, known []Affinity) *Decision {
 	for i := range terms {
 		switch {
 		case !known[i].Matched && !first:
-			return no(ReasonNoMatchingPods, "the pod's required affinity on %s selects no pod that runs, and not the pod itself: "+
-				"start those pods first, or correct the selector", terms[i].TopologyKey)
+			return no(ReasonNoMatchingPods, "the pod's required affinity on %s selects no pod that runs, and not the pod "+
+				"itself: start those pods first, or correct the selector", terms[i].TopologyKey)
 		case known[i].Matched && terms[i].TopologyKey == corev1.LabelHostname:
 			return no(ReasonTiedToPods, "the pod has to stand on the node of the pods that its required affinity selects: "+
 				"only room on that node helps")

@@ -31,8 +31,8 @@ const (
 
 const (
 	reasonMissingLabel = "missing required label"
-	// aboutNodes begins every reason that a filter of the scheduler gives for one node. One that does not begin so was given
-	// by a PreFilter, before any node was looked at, and is about the pod.
+	// aboutNodes begins every reason that a filter of the scheduler gives for one node. One that does not begin so
+	// was given by a PreFilter, before any node was looked at, and is about the pod.
 	aboutNodes = "node(s)"
 )
 
@@ -58,14 +58,14 @@ type rule struct {
 	advice   string
 }
 
-// rules has the plugins of which something is known, the most particular text first. A plugin that is not listed rejects a
-// node for what the node is or has, as far as anyone can tell: then a new node helps.
+// rules has the plugins of which something is known, the most particular text first. A plugin that is not listed
+// rejects a node for what the node is or has, as far as anyone can tell: then a new node helps.
 //
-// That TaintToleration, NodeAffinity, volumes and missing topology labels help only where a template matches is not said
-// here: a new node has to pass every filter, so the templates are held against the whole profile.
+// That TaintToleration, NodeAffinity, volumes and missing topology labels help only where a template matches is not
+// said here: a new node has to pass every filter, so the templates are held against the whole profile.
 var rules = map[string][]rule{
-	// A PreFilterResult of the scheduler's own comes from affinity to node names only, and is found in the pod. Another
-	// plugin's may or may not let new nodes in.
+	// A PreFilterResult of the scheduler's own comes from affinity to node names only, and is found in the pod.
+	// Another plugin's may or may not let new nodes in.
 	"": {{effect: unchanged, reason: ReasonNodesExcluded,
 		advice: "a scheduler plugin admits named nodes only, and new nodes are none of them"}},
 	pluginNodeResourcesFit: {
@@ -97,7 +97,8 @@ var rules = map[string][]rule{
 		{contains: "unbound immediate", effect: never, reason: ReasonVolumeClaimUnbound,
 			advice: "the claim's StorageClass does not wait for a node; see the claim's events"},
 		{contains: "waiting for ephemeral volume controller", effect: waits, reason: ReasonClaimPending},
-		{contains: "being deleted", effect: never, reason: ReasonVolumeClaimTerminating, advice: "wait, or use another claim"},
+		{contains: "being deleted", effect: never, reason: ReasonVolumeClaimTerminating,
+			advice: "wait, or use another claim"},
 		{contains: aboutNodes, effect: helps},
 		{effect: never, reason: ReasonVolumeClaimMissing, advice: "create the claim or correct the pod"},
 	},
@@ -133,8 +134,8 @@ var rules = map[string][]rule{
 	pluginCoscheduling: {
 		{contains: "enough sibling pods", effect: waits, reason: ReasonGroupWaiting},
 		{contains: "gated pods", effect: waits, reason: ReasonGroupWaiting},
-		// A group that failed lately failed because a member found no room. Its other members need room as well, and the
-		// scheduler will not look at them before the back-off ends.
+		// A group that failed lately failed because a member found no room. Its other members need room as well, and
+		// the scheduler will not look at them before the back-off ends.
 		{effect: helps},
 	},
 	pluginCapacityScheduling: {{contains: "ElasticQuota", effect: never, reason: ReasonOverQuota,

@@ -11,8 +11,8 @@ import (
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 )
 
-// Labels and annotations by which a pod names its group. They are other projects' contracts, named here so that the core
-// does not link those projects.
+// Labels and annotations by which a pod names its group. They are other projects' contracts, named here so that the
+// core does not link those projects.
 const (
 	// LabelPodGroup is Coscheduling's: the PodGroup's name.
 	LabelPodGroup = "scheduling.x-k8s.io/pod-group"
@@ -30,8 +30,8 @@ const (
 )
 
 // groupOf finds the gang or co-located set that a pod belongs to; nil for none. The name comes from the most explicit
-// source: a PodGroup, then Kueue's workload, then the pod's own required affinity. The topology key comes from Kueue's
-// annotation, else from the affinity.
+// source: a PodGroup, then Kueue's workload, then the pod's own required affinity. The topology key comes from
+// Kueue's annotation, else from the affinity.
 func groupOf(pod *corev1.Pod) *Group {
 	affinityKey, affinitySet := selfAffinityOf(pod)
 	topology := pod.Annotations[AnnotationRequiredTopology]
@@ -65,8 +65,8 @@ func groupName(namespace, name string) string {
 	return full[:maxGroupName-17] + "-" + e.sum()
 }
 
-// kueueGroupName names the pods that have to share a domain: those of one pod set, or of the pod sets that Kueue is told to
-// keep together, in one workload.
+// kueueGroupName names the pods that have to share a domain: those of one pod set, or of the pod sets that Kueue is
+// told to keep together, in one workload.
 func kueueGroupName(pod *corev1.Pod) string {
 	name := groupPrefixKueueWorkload + workloadName(pod)
 	if g := pod.Annotations[annotationKueueSetGroup]; g != "" {
@@ -91,8 +91,8 @@ func workloadName(pod *corev1.Pod) string {
 	return "pod." + pod.Name
 }
 
-// selfAffinityOf finds a required affinity of the pod to pods like itself: the set has to share one domain of the key. Of
-// several keys the narrowest counts, as a node that shares it usually shares the wider ones.
+// selfAffinityOf finds a required affinity of the pod to pods like itself: the set has to share one domain of the
+// key. Of several keys the narrowest counts, as a node that shares it usually shares the wider ones.
 func selfAffinityOf(pod *corev1.Pod) (key, set string) {
 	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
 		return "", ""
@@ -133,8 +133,8 @@ func breadth(key string) int {
 	}
 }
 
-// antiAffinityOf keeps the required anti-affinity terms that hold between pods of one kind: those that match the pod's own
-// labels. A term against other pods says nothing about how many nodes this kind needs.
+// antiAffinityOf keeps the required anti-affinity terms that hold between pods of one kind: those that match the
+// pod's own labels. A term against other pods says nothing about how many nodes this kind needs.
 func antiAffinityOf(pod *corev1.Pod) []AntiAffinity {
 	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
 		return nil
@@ -149,8 +149,8 @@ func antiAffinityOf(pod *corev1.Pod) []AntiAffinity {
 	return out
 }
 
-// matchesSelf reports whether a term selects the very pod that carries it. Of a namespace's labels only the name is known
-// here, which is what a namespaceSelector usually asks for.
+// matchesSelf reports whether a term selects the very pod that carries it. Of a namespace's labels only the name is
+// known here, which is what a namespaceSelector usually asks for.
 func matchesSelf(term *corev1.PodAffinityTerm, pod *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
 	if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
@@ -185,8 +185,8 @@ func setOf(term *corev1.PodAffinityTerm, namespace string) string {
 	return e.sum()
 }
 
-// selector writes a selector independent of the order of its parts. A nil selector, which selects nothing, differs from an
-// empty one.
+// selector writes a selector independent of the order of its parts. A nil selector, which selects nothing, differs
+// from an empty one.
 func (e *encoder) selector(s *metav1.LabelSelector) {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// ID returns 16 hex characters that are equal for equal needs, in every process and version of this package that has the
-// same canonical form.
+// ID returns 16 hex characters that are equal for equal needs, in every process and version of this package that has
+// the same canonical form.
 //
-// Two things are left out because they are no part of what one pod needs of a node. Group.MinCount is the gang's and is not
-// known from a pod, and a bare Same requirement repeats Group.TopologyKey on the wire. So a pod, the CapacityRequest written
-// for it and the need that travels all have the same ID.
+// Two things are left out because they are no part of what one pod needs of a node. Group.MinCount is the gang's and
+// is not known from a pod, and a bare Same requirement repeats Group.TopologyKey on the wire. So a pod, the
+// CapacityRequest written for it and the need that travels all have the same ID.
 func (p Profile) ID() string {
 	return p.Canonical().id()
 }

@@ -10,16 +10,16 @@ import (
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 )
 
-// Limits of the CapacityRequest schema that a pod can exceed where leaving out the rest is harmless: fewer alternatives
-// mean a narrower choice of node, never a wrong one.
+// Limits of the CapacityRequest schema that a pod can exceed where leaving out the rest is harmless: fewer
+// alternatives mean a narrower choice of node, never a wrong one.
 const maxAlternatives = 16
 
-// ProfileOfPod gives what the pod needs of a node, in canonical form. It reads the spec only, never the status, so that a
-// pod's profile is the same before and after it is bound. Zones of bound volumes are not in the pod: the caller adds them
-// to Requirements and calls Canonical again.
+// ProfileOfPod gives what the pod needs of a node, in canonical form. It reads the spec only, never the status, so
+// that a pod's profile is the same before and after it is bound. Zones of bound volumes are not in the pod: the
+// caller adds them to Requirements and calls Canonical again.
 //
-// Requests are counted as the scheduler's NodeResourcesFit counts them: the greater of the containers (with sidecars) and
-// the largest init container, pod-level resources instead where they are set, and the runtime's overhead on top.
+// Requests are counted as the scheduler's NodeResourcesFit counts them: the greater of the containers (with sidecars)
+// and the largest init container, pod-level resources instead where they are set, and the runtime's overhead on top.
 func ProfileOfPod(pod *corev1.Pod) Profile {
 	p := profileOfSpec(&pod.Spec)
 	for i := range pod.Spec.TopologySpreadConstraints {
@@ -89,7 +89,8 @@ func requirementsFromAPI(in []fleetv1alpha1.NodeSelectorRequirement) []Requireme
 	return out
 }
 
-// RequestSpec is the inverse of ProfileOfRequest. Same requirements are left out: they exist on the wire only (section 8).
+// RequestSpec is the inverse of ProfileOfRequest. Same requirements are left out: they exist on the wire only
+// (section 8).
 func (p Profile) RequestSpec() fleetv1alpha1.CapacityRequestSpec {
 	p = p.Canonical()
 	spec := fleetv1alpha1.CapacityRequestSpec{
@@ -135,8 +136,9 @@ func requirementsToAPI(in []Requirement) []fleetv1alpha1.NodeSelectorRequirement
 	return out
 }
 
-// Canonical returns the same needs in the one form that equal needs share: sorted, without duplicates, redundant entries
-// and zero amounts. Calling it again changes nothing. The result shares no memory that Canonical wrote to with p.
+// Canonical returns the same needs in the one form that equal needs share: sorted, without duplicates, redundant
+// entries and zero amounts. Calling it again changes nothing. The result shares no memory that Canonical wrote to
+// with p.
 func (p Profile) Canonical() Profile {
 	// Same stands beside the alternatives, not in one of them: it binds the need as a whole.
 	var same, plain []Requirement
@@ -204,8 +206,8 @@ func (p Profile) MatchesLabels(labels map[string]string) bool {
 	return false
 }
 
-// WithRequirements returns the profile with requirements added to every alternative, in canonical form: what a volume's
-// zone does to a pod.
+// WithRequirements returns the profile with requirements added to every alternative, in canonical form: what a
+// volume's zone does to a pod.
 func (p Profile) WithRequirements(reqs ...Requirement) Profile {
 	p.Requirements = append(slices.Clone(p.Requirements), reqs...)
 	alternatives := make([][]Requirement, len(p.Alternatives))
@@ -216,8 +218,8 @@ func (p Profile) WithRequirements(reqs ...Requirement) Profile {
 	return p.Canonical()
 }
 
-// WithMinCount returns the profile with the group's minimum set; without a group it changes nothing. A pod does not say how
-// many members its gang needs, so whoever knows the gang does.
+// WithMinCount returns the profile with the group's minimum set; without a group it changes nothing. A pod does not
+// say how many members its gang needs, so whoever knows the gang does.
 func (p Profile) WithMinCount(n int32) Profile {
 	if p.Group == nil {
 		return p

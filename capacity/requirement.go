@@ -8,12 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fieldNodeName is the one node field that a node selector can name. As a Requirement it stands for a label that no node
-// carries: a pod that is tied to one node by name is helped by no new node.
+// fieldNodeName is the one node field that a node selector can name. As a Requirement it stands for a label that no
+// node carries: a pod that is tied to one node by name is helped by no new node.
 const fieldNodeName = "metadata.name"
 
-// MatchesAll reports whether a node with these labels meets every requirement. Same relates nodes to each other and is
-// ignored here; an unknown operator is met by nothing.
+// MatchesAll reports whether a node with these labels meets every requirement. Same relates nodes to each other and
+// is ignored here; an unknown operator is met by nothing.
 func MatchesAll(reqs []Requirement, labels map[string]string) bool {
 	for i := range reqs {
 		if !reqs[i].Matches(labels) {
@@ -23,8 +23,8 @@ func MatchesAll(reqs []Requirement, labels map[string]string) bool {
 	return true
 }
 
-// Matches reports whether a node with these labels meets the requirement, by the scheduler's rules: NotIn and DoesNotExist
-// are met by a node without the label, Gt and Lt compare integers.
+// Matches reports whether a node with these labels meets the requirement, by the scheduler's rules: NotIn and
+// DoesNotExist are met by a node without the label, Gt and Lt compare integers.
 func (r Requirement) Matches(labels map[string]string) bool {
 	value, has := labels[r.Key]
 	switch r.Operator {
@@ -94,9 +94,9 @@ func compareRequirementSets(a, b []Requirement) int {
 	return slices.CompareFunc(a, b, compareRequirements)
 }
 
-// canonicalRequirements sorts a set of ANDed requirements and takes out what adds nothing: In of one key are intersected
-// (kept side by side where nothing is left, which no node meets), NotIn united, duplicates removed, and Exists dropped
-// beside an In.
+// canonicalRequirements sorts a set of ANDed requirements and takes out what adds nothing: In of one key are
+// intersected (kept side by side where nothing is left, which no node meets), NotIn united, duplicates removed, and
+// Exists dropped beside an In.
 func canonicalRequirements(reqs []Requirement) []Requirement {
 	var out []Requirement
 	in := map[string][]Requirement{}
@@ -153,8 +153,8 @@ func intersect(a, b []string) []string {
 	return both
 }
 
-// requirementSetsOf gives the ORed sets of ANDed requirements that a pod's nodeSelector and required node affinity put on a
-// node. None at all: every node will do.
+// requirementSetsOf gives the ORed sets of ANDed requirements that a pod's nodeSelector and required node affinity
+// put on a node. None at all: every node will do.
 func requirementSetsOf(spec *corev1.PodSpec) [][]Requirement {
 	var base []Requirement
 	for key, value := range spec.NodeSelector {

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// ResourcesOf converts a Kubernetes resource list. Fractions are rounded up, as the scheduler does, amounts beyond an int64
-// are capped, and zero or negative amounts are left out.
+// ResourcesOf converts a Kubernetes resource list. Fractions are rounded up, as the scheduler does, amounts beyond an
+// int64 are capped, and zero or negative amounts are left out.
 func ResourcesOf(list corev1.ResourceList) Resources {
 	r := make(Resources, len(list))
 	for name, q := range list {
@@ -21,19 +21,25 @@ func ResourcesOf(list corev1.ResourceList) Resources {
 	return r
 }
 
+// The most that an int64 holds of a unit and of a thousandth. A Quantity can be larger, and then wraps around silently.
+var (
+	maxUnits = resource.NewQuantity(math.MaxInt64, resource.DecimalSI)
+	maxMilli = resource.NewMilliQuantity(math.MaxInt64, resource.DecimalSI)
+)
+
 func amount(name corev1.ResourceName, q resource.Quantity) int64 {
-	if name != corev1.ResourceCPU {
+	switch {
+	case name == corev1.ResourceCPU && q.Cmp(*maxMilli) > 0, q.Cmp(*maxUnits) > 0:
+		return math.MaxInt64
+	case name == corev1.ResourceCPU:
+		return q.MilliValue()
+	default:
 		return q.Value()
 	}
-	// MilliValue overflows where Value does not.
-	if q.Value() > math.MaxInt64/1000 {
-		return math.MaxInt64
-	}
-	return q.MilliValue()
 }
 
-// ParseResources reads a map of resource names to Kubernetes quantities. The error names the resource and the value that
-// is no quantity or is negative; zero amounts are left out.
+// ParseResources reads a map of resource names to Kubernetes quantities. The error names the resource and the value
+// that is no quantity or is negative; zero amounts are left out.
 func ParseResources(m map[string]string) (Resources, error) {
 	r := make(Resources, len(m))
 	// In order, so that of several bad values always the same one is reported.
@@ -55,8 +61,8 @@ func ParseResources(m map[string]string) (Resources, error) {
 	return r, nil
 }
 
-// List converts to a Kubernetes resource list: bytes in binary units, everything else in decimal ones. Zero and negative
-// amounts are left out.
+// List converts to a Kubernetes resource list: bytes in binary units, everything else in decimal ones. Zero and
+// negative amounts are left out.
 func (r Resources) List() corev1.ResourceList {
 	list := make(corev1.ResourceList, len(r))
 	for name, v := range r {

@@ -21,16 +21,16 @@ const (
 	DemandRequestsOnly DemandMode = "RequestsOnly"
 )
 
-// Rollup adds a cluster's demand up to a few rows (section 7). It is told of every change to requests, pods, nodes and
-// DaemonSets, in any order and as often as one likes, and always equals what a count from scratch would give. A change
-// costs O(1), but for a node that becomes managed or static, which costs its own pods; a Snapshot costs the number of
-// profiles.
+// Rollup adds a cluster's demand up to a few rows (section 7). It is told of every change to requests, pods, nodes
+// and DaemonSets, in any order and as often as one likes, and always equals what a count from scratch would give. A
+// change costs O(1), but for a node that becomes managed or static, which costs its own pods; a Snapshot costs the
+// number of profiles.
 //
-// In mode Total a request that a Pod owns counts while that pod is known, has not ended, is not terminating, and is unbound
-// or stands on a managed node: a pod that found room on a static node is nobody's demand. A request without such an owner
-// counts until it is deleted. A bound pod without a request counts by its own profile while its node is managed; mirror and
-// DaemonSet pods never do. A node is managed while it carries the label fleet.lucy.sh/machine. In mode RequestsOnly every
-// request counts; pods only tell which of them are pending.
+// In mode Total a request that a Pod owns counts while that pod is known, has not ended, is not terminating, and is
+// unbound or stands on a managed node: a pod that found room on a static node is nobody's demand. A request without
+// such an owner counts until it is deleted. A bound pod without a request counts by its own profile while its node is
+// managed; mirror and DaemonSet pods never do. A node is managed while it carries the label fleet.lucy.sh/machine. In
+// mode RequestsOnly every request counts; pods only tell which of them are pending.
 //
 // A Rollup is not safe for concurrent use, and keeps none of the objects that it is given.
 type Rollup struct {
@@ -55,7 +55,8 @@ type row struct {
 	refs    int
 	count   int32
 	pending int32
-	// minCounts says how often each Group.MinCount occurs among what counts, as it is no part of the profile's identity.
+	// minCounts says how often each Group.MinCount occurs among what counts, as it is no part of the profile's
+	// identity.
 	minCounts map[int32]int32
 }
 
@@ -111,9 +112,9 @@ type Snapshot struct {
 // An Option changes how a Rollup reads what it is given.
 type Option func(*Rollup)
 
-// WithPodProfile sets what gives a pod's profile, instead of ProfileOfPod. A caller that writes requests with more than the
-// pod says (the place of its volumes, the topology of its gang) passes the same function here, so that bound pods without a
-// request count in the same row. It has to return canonical profiles.
+// WithPodProfile sets what gives a pod's profile, instead of ProfileOfPod. A caller that writes requests with more
+// than the pod says (the place of its volumes, the topology of its gang) passes the same function here, so that bound
+// pods without a request count in the same row. It has to return canonical profiles.
 func WithPodProfile(profile func(*corev1.Pod) Profile) Option {
 	return func(r *Rollup) { r.profileOfPod = profile }
 }
@@ -270,8 +271,8 @@ func (r *Rollup) DeleteDaemonSet(key types.NamespacedName) {
 // Version changes with every change that a Snapshot would show, and perhaps with some that cancel out.
 func (r *Rollup) Version() uint64 { return r.version }
 
-// Snapshot gives the rows that count something. It shares no memory with the roll-up but the profiles' slices and maps,
-// which are never written to again.
+// Snapshot gives the rows that count something. It shares no memory with the roll-up but the profiles' slices and
+// maps, which are never written to again.
 func (r *Rollup) Snapshot() Snapshot {
 	var s Snapshot
 	for _, row := range r.rows {

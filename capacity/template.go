@@ -22,8 +22,8 @@ type Template struct {
 	Allocatable  Resources
 }
 
-// TemplateOf reads an AvailableCapacity. How many nodes there are at the moment plays no part: stock comes and goes, and a
-// pod that waits for it has to be heard.
+// TemplateOf reads an AvailableCapacity. How many nodes there are at the moment plays no part: stock comes and goes,
+// and a pod that waits for it has to be heard.
 func TemplateOf(ac *fleetv1alpha1.AvailableCapacity) Template {
 	t := Template{
 		Name:         ac.Name,
@@ -43,8 +43,8 @@ func TemplateOf(ac *fleetv1alpha1.AvailableCapacity) Template {
 	return t
 }
 
-// CouldMeet reports whether a node of the kind can meet the requirement. A label that the template does not mention is not
-// there, except for the hostname, which every node has and nobody knows beforehand.
+// CouldMeet reports whether a node of the kind can meet the requirement. A label that the template does not mention
+// is not there, except for the hostname, which every node has and nobody knows beforehand.
 func (t Template) CouldMeet(r Requirement) bool {
 	if _, known := t.Labels[r.Key]; known {
 		return r.Matches(t.Labels)
@@ -65,7 +65,8 @@ func (t Template) CouldMeet(r Requirement) bool {
 	return mentioned || r.Matches(nil)
 }
 
-// overlaps reports whether a node that meets what a template promises of a label can meet what is asked of it as well.
+// overlaps reports whether a node that meets what a template promises of a label can meet what is asked of it as
+// well.
 func overlaps(promised, asked Requirement) bool {
 	matches := func(value string) bool { return asked.Matches(map[string]string{asked.Key: value}) }
 	switch promised.Operator {
@@ -104,8 +105,8 @@ func (t Template) nearestUnmet(p Profile) []Requirement {
 	return least
 }
 
-// noTemplate holds the templates against the whole profile, as a new node has to pass every filter. It follows the order in
-// which people think of it: labels, taints, size, topology labels.
+// noTemplate holds the templates against the whole profile, as a new node has to pass every filter. It follows the
+// order in which people think of it: labels, taints, size, topology labels.
 func noTemplate(p Profile, templates []Template, topologyLabelMissing bool) *Decision {
 	if templates == nil {
 		return nil
@@ -163,8 +164,8 @@ func withTaints(p Profile, in []Template) (out []Template, d *Decision) {
 		return out, nil
 	}
 	taint := firstUntolerated(p.Tolerations, in[0].Taints)
-	return nil, no(ReasonNoOfferingTolerated, "the pod tolerates the taints of no offering that it could use; %s carries %s",
-		in[0].Name, taint.ToString())
+	return nil, no(ReasonNoOfferingTolerated,
+		"the pod tolerates the taints of no offering that it could use; %s carries %s", in[0].Name, taint.ToString())
 }
 
 func withRoom(p Profile, in []Template) (out []Template, d *Decision) {

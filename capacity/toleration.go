@@ -7,8 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// stateTaints are put on a node by Kubernetes for the state that it is in. They come and go and belong to no offering, so
-// tolerating them changes nothing about which node to launch; the DaemonSet controller tolerates all of them.
+// stateTaints are put on a node by Kubernetes for the state that it is in. They come and go and belong to no
+// offering, so tolerating them changes nothing about which node to launch; the DaemonSet controller tolerates all of
+// them.
 var stateTaints = []string{
 	corev1.TaintNodeNotReady,
 	corev1.TaintNodeUnreachable,
@@ -19,7 +20,8 @@ var stateTaints = []string{
 	corev1.TaintNodeNetworkUnavailable,
 }
 
-// Tolerates reports whether the tolerations cover every NoSchedule and NoExecute taint. PreferNoSchedule keeps no pod away.
+// Tolerates reports whether the tolerations cover every NoSchedule and NoExecute taint. PreferNoSchedule keeps no pod
+// away.
 func Tolerates(tolerations []corev1.Toleration, taints []corev1.Taint) bool {
 	return firstUntolerated(tolerations, taints) == nil
 }
@@ -58,9 +60,9 @@ func tolerates(tol *corev1.Toleration, taint *corev1.Taint) bool {
 	}
 }
 
-// canonicalTolerations sorts, removes duplicates and drops what decides nothing about a node to launch: tolerations of the
-// taints that only describe a node's state, and those that run out (tolerationSeconds), with which a pod would be evicted
-// again from a node whose taint stays. One that tolerates everything makes the others redundant.
+// canonicalTolerations sorts, removes duplicates and drops what decides nothing about a node to launch: tolerations
+// of the taints that only describe a node's state, and those that run out (tolerationSeconds), with which a pod would
+// be evicted again from a node whose taint stays. One that tolerates everything makes the others redundant.
 func canonicalTolerations(in []corev1.Toleration) []corev1.Toleration {
 	var out []corev1.Toleration
 	for _, t := range in {

@@ -20,8 +20,8 @@ func RequirementsToProto(in []capacity.Requirement) []*pb.NodeSelectorRequiremen
 	return out
 }
 
-// RequirementsFromProto is the inverse of RequirementsToProto, Same included. It refuses an empty key, an unknown operator
-// and a number of values that the operator cannot take.
+// RequirementsFromProto is the inverse of RequirementsToProto, Same included. It refuses an empty key, an unknown
+// operator and a number of values that the operator cannot take.
 func RequirementsFromProto(in []*pb.NodeSelectorRequirement) ([]capacity.Requirement, error) {
 	return requirementsFromProto(in, true)
 }

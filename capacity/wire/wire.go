@@ -10,8 +10,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// NeedToProto gives one row of a roll-up. A group's topology key travels as a Same requirement, which it adds where the
-// profile does not have it yet.
+// NeedToProto gives one row of a roll-up. A group's topology key travels as a Same requirement, which it adds where
+// the profile does not have it yet.
 func NeedToProto(n capacity.Need) *pb.CapacityNeed {
 	p := n.Profile
 	out := &pb.CapacityNeed{
@@ -59,8 +59,8 @@ func withSame(p capacity.Profile) []capacity.Requirement {
 		capacity.Requirement{Key: p.Group.TopologyKey, Operator: capacity.OperatorSame})
 }
 
-// NeedFromProto reads one row. The profile is canonical; an empty id is computed. A group whose row has a Same requirement
-// gets that requirement's key as its topology key, so that the id is the sender's.
+// NeedFromProto reads one row. The profile is canonical; an empty id is computed. A group whose row has a Same
+// requirement gets that requirement's key as its topology key, so that the id is the sender's.
 func NeedFromProto(in *pb.CapacityNeed) (capacity.Need, error) {
 	none := capacity.Need{}
 	if in == nil {
@@ -196,8 +196,8 @@ func SnapshotToProto(s capacity.Snapshot) *pb.ClusterCapacityNeeds {
 	return out
 }
 
-// SnapshotFromProto is the inverse of SnapshotToProto. Rows with the same id are one row that a peer has split; the counts
-// are added up. The error names the row: needs[3].count: -1: …
+// SnapshotFromProto is the inverse of SnapshotToProto. Rows with the same id are one row that a peer has split; the
+// counts are added up. The error names the row: needs[3].count: -1: …
 func SnapshotFromProto(in *pb.ClusterCapacityNeeds) (capacity.Snapshot, error) {
 	var s capacity.Snapshot
 	at := map[string]int{}
@@ -214,7 +214,8 @@ func SnapshotFromProto(in *pb.ClusterCapacityNeeds) (capacity.Snapshot, error) {
 		}
 		known := &s.Needs[first]
 		if known.Profile.ID() != need.Profile.ID() {
-			return capacity.Snapshot{}, fmt.Errorf("needs[%d].id: %q: row %d has the same id for another profile", i, need.ID, first)
+			return capacity.Snapshot{}, fmt.Errorf("needs[%d].id: %q: row %d has the same id for another profile",
+				i, need.ID, first)
 		}
 		known.Count, known.Pending = sum(known.Count, need.Count), sum(known.Pending, need.Pending)
 	}
