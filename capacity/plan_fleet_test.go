@@ -69,7 +69,7 @@ func (f *fleet) apply(p capacity.Plan) []string {
 			labels = map[string]string{}
 		}
 		maps.Copy(labels, d.Labels)
-		id := fmt.Sprintf("m%d", f.machines)
+		id := fmt.Sprintf("m%02d", f.machines)
 		c := f.cluster(l.Cluster)
 		c.Machines = append(c.Machines, capacity.Machine{
 			ID: id, Offering: l.Offering, Domain: l.Domain, State: capacity.MachineInFlight,
@@ -118,17 +118,6 @@ func (f *fleet) machine(id string) *capacity.Machine {
 	return nil
 }
 
-// pods sums what machines and launches of a plan carry of a need.
-func pods(p capacity.Plan, need string) (n int32) {
-	for _, a := range p.Allotments {
-		n += a[need]
-	}
-	for _, l := range p.Launches {
-		n += l.Allotment[need]
-	}
-	return n
-}
-
 func idle(p capacity.Plan) bool { return len(p.Launches)+len(p.Reclaims)+len(p.Cancel) == 0 }
 
 // describe writes a plan as a person would tell it.
@@ -153,8 +142,8 @@ func describe(f *fleet, p capacity.Plan) string {
 		last, n = text, n+1
 	}
 	flush()
-	for _, id := range p.Cancel {
-		fmt.Fprintf(&b, "cancel %s\n", id)
+	if len(p.Cancel) > 0 {
+		fmt.Fprintf(&b, "cancel %s\n", strings.Join(p.Cancel, " "))
 	}
 	reclaims := func(verb string, sets []capacity.ReclaimSet) {
 		for _, r := range sets {
@@ -174,20 +163,22 @@ func describe(f *fleet, p capacity.Plan) string {
 	if b.Len() == 0 {
 		b.WriteString("no action\n")
 	}
+	var names, texts []string
 	for _, v := range p.Verdicts {
 		name := v.NeedID
 		if many {
 			name = v.Cluster + "/" + name
 		}
-		fmt.Fprintf(&b, "%s: %s, %d met, %d in flight, %d short", name, v.State, v.Met, v.InFlight, v.Short)
+		text := fmt.Sprintf("%s, %d met, %d in flight, %d short\n", v.State, v.Met, v.InFlight, v.Short)
 		if v.Short > 0 || strings.Contains(v.Reason, "stay pending") {
-			fmt.Fprintf(&b, "\n  %s", v.Reason)
+			text += fmt.Sprintf("  %s\n", v.Reason)
 			if v.Nearest != "" {
-				fmt.Fprintf(&b, "\n  nearest offering: %s", v.Nearest)
+				text += fmt.Sprintf("  nearest offering: %s\n", v.Nearest)
 			}
 		}
-		b.WriteByte('\n')
+		names, texts = append(names, name), append(texts, text)
 	}
+	writeRuns(&b, names, texts)
 	return b.String()
 }
 
@@ -200,4 +191,20 @@ func allotment(a map[string]int32) string {
 		return "nothing"
 	}
 	return strings.Join(texts, " ")
+}
+
+// writeRuns writes a line for each run of equal texts, with the first and the last of the names it goes for.
+func writeRuns(b *strings.Builder, names, texts []string) {
+	for i := 0; i < len(names); {
+		last := i
+		for last+1 < len(names) && texts[last+1] == texts[i] {
+			last++
+		}
+		if last == i {
+			fmt.Fprintf(b, "%s: %s", names[i], texts[i])
+		} else {
+			fmt.Fprintf(b, "%s to %s, each: %s", names[i], names[last], texts[i])
+		}
+		i = last + 1
+	}
 }

@@ -196,9 +196,10 @@ func group(n capacity.Need) string {
 	return n.ID
 }
 
-func checkTogether(c capacity.ClusterInput, p capacity.Plan, carriers []carrier) error {
+func checkTogether(c capacity.ClusterInput, _ capacity.Plan, carriers []carrier) error {
 	same := map[string]map[string]bool{}
-	minCount, total, placed, bound, up := map[string]int32{}, map[string]int32{}, map[string]int32{}, map[string]int32{}, map[string]int32{}
+	minCount, total, placed := map[string]int32{}, map[string]int32{}, map[string]int32{}
+	bound, up := map[string]int32{}, map[string]int32{}
 	for _, n := range c.Needs {
 		g := group(n)
 		if same[g] == nil {
@@ -217,11 +218,8 @@ func checkTogether(c capacity.ClusterInput, p capacity.Plan, carriers []carrier)
 		}
 		total[g] += n.Count
 		bound[g] += n.Count - n.Pending
-		placed[g] += pods(capacity.Plan{Allotments: p.Allotments}, n.ID)
-		for _, l := range p.Launches {
-			if l.Cluster == c.ID {
-				placed[g] += l.Allotment[n.ID]
-			}
+		for _, h := range carriers {
+			placed[g] += h.allotment[n.ID]
 		}
 	}
 	needs := needsOf(c)

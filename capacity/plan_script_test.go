@@ -105,11 +105,14 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	if d.Cmd == "machines" || d.Cmd == "advance" {
 		var b strings.Builder
+		var names, texts []string
 		for _, c := range s.fleet.clusters {
 			for _, m := range c.Machines {
-				fmt.Fprintf(&b, "%s: %s in %s, %s, %s\n", m.ID, m.Offering, m.Domain, m.State, allotment(m.Allotment))
+				names = append(names, m.ID)
+				texts = append(texts, fmt.Sprintf("%s in %s, %s, %s\n", m.Offering, m.Domain, m.State, allotment(m.Allotment)))
 			}
 		}
+		writeRuns(&b, names, texts)
 		if b.Len() == 0 {
 			return "no machine\n"
 		}

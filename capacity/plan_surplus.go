@@ -226,8 +226,7 @@ func (s *site) release(p *planner, plan *Plan) {
 		set := ReclaimSet{
 			Cluster: s.in.ID, Offering: at.offering, Domain: at.domain,
 			Candidates: candidates[at], Surplus: surplus[at], Count: int32(len(surplus[at])),
-			Reason: fmt.Sprintf("the demand fits on %d of %d machines",
-				len(candidates[at])-len(surplus[at]), len(candidates[at])),
+			Reason: fmt.Sprintf("no pod needs %d of %d machines", len(surplus[at]), len(candidates[at])),
 		}
 		if !s.in.Held {
 			plan.Reclaims = append(plan.Reclaims, set)
