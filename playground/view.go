@@ -1,0 +1,285 @@
+package playground
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/capacity"
+)
+
+// labelStatic marks a node that a story makes itself: nobody's machine.
+const labelStatic = "playground.drover.sh/static"
+
+// capacityEventAction is the action of the events that the writer of requests makes.
+const capacityEventAction = "RequestCapacity"
+
+// view follows what is in the cluster by watches. Whoever waits for a condition is woken by every change, and the recorder
+// of the story that is being played sees every single one, so that what was wrong for a moment only is seen, too.
+type view struct {
+	client client.Client
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed, and made anew, at every change
+	pods     map[types.UID]*corev1.Pod
+	nodes    map[string]*corev1.Node
+	requests map[types.UID]*fleetv1alpha1.CapacityRequest
+	upcoming map[string]*fleetv1alpha1.UpcomingNode
+	events   map[types.UID]*corev1.Event
+	rollUp   rollUp
+	recorder *recorder
+}
+
+func newView(ctx context.Context, kubeconfig string) (*view, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("playground: %w", err)
+	}
+	config.QPS, config.Burst = 500, 1000
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), fleetv1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("playground: %w", err)
+	}
+	v := &view{
+		done:     make(chan struct{}),
+		changed:  make(chan struct{}),
+		pods:     map[types.UID]*corev1.Pod{},
+		nodes:    map[string]*corev1.Node{},
+		requests: map[types.UID]*fleetv1alpha1.CapacityRequest{},
+		upcoming: map[string]*fleetv1alpha1.UpcomingNode{},
+		events:   map[types.UID]*corev1.Event{},
+	}
+	if v.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		return nil, fmt.Errorf("playground: %w", err)
+	}
+	informers, err := cache.New(config, cache.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("playground: %w", err)
+	}
+	var watching context.Context
+	watching, v.cancel = context.WithCancel(context.Background())
+	go func() {
+		defer close(v.done)
+		_ = informers.Start(watching)
+	}()
+	for _, object := range []client.Object{
+		&corev1.Pod{}, &corev1.Node{}, &corev1.Event{}, &fleetv1alpha1.CapacityRequest{}, &fleetv1alpha1.UpcomingNode{},
+	} {
+		informer, err := informers.GetInformer(ctx, object)
+		if err == nil {
+			_, err = informer.AddEventHandler(v.handler())
+		}
+		if err != nil {
+			v.stop()
+			return nil, fmt.Errorf("watching %T: %w", object, err)
+		}
+	}
+	return v, nil
+}
+
+func (v *view) stop() {
+	v.cancel()
+	<-v.done
+}
+
+func (v *view) handler() toolscache.ResourceEventHandlerFuncs {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { v.update(func() { v.put(o) }) },
+		UpdateFunc: func(_, o any) { v.update(func() { v.put(o) }) },
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			v.update(func() { v.drop(o) })
+		},
+	}
+}
+
+// update makes a change and wakes whoever waits for one.
+func (v *view) update(change func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	change()
+	if v.recorder != nil {
+		v.recorder.check(v)
+	}
+	close(v.changed)
+	v.changed = make(chan struct{})
+}
+
+func (v *view) put(object any) {
+	switch o := object.(type) {
+	case *corev1.Pod:
+		v.pods[o.UID] = o
+	case *corev1.Node:
+		v.nodes[o.Name] = o
+	case *corev1.Event:
+		v.events[o.UID] = o
+	case *fleetv1alpha1.CapacityRequest:
+		v.requests[o.UID] = o
+	case *fleetv1alpha1.UpcomingNode:
+		v.upcoming[o.Name] = o
+	}
+	if v.recorder != nil {
+		v.recorder.saw(object)
+	}
+}
+
+func (v *view) drop(object any) {
+	switch o := object.(type) {
+	case *corev1.Pod:
+		delete(v.pods, o.UID)
+	case *corev1.Node:
+		delete(v.nodes, o.Name)
+	case *corev1.Event:
+		delete(v.events, o.UID)
+	case *fleetv1alpha1.CapacityRequest:
+		delete(v.requests, o.UID)
+	case *fleetv1alpha1.UpcomingNode:
+		delete(v.upcoming, o.Name)
+	}
+	if v.recorder != nil {
+		v.recorder.lost(object)
+	}
+}
+
+// wait returns when the condition holds; it is looked at after every change, with the view locked.
+func (v *view) wait(ctx context.Context, condition func(*World) bool, namespace string) error {
+	for {
+		v.mu.Lock()
+		ok := condition(&World{v: v, namespace: namespace})
+		changed := v.changed
+		v.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// look calls f with the world as it is.
+func (v *view) look(namespace string, f func(*World)) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	f(&World{v: v, namespace: namespace})
+}
+
+// World is what a story sees of the cluster at one moment: pods and requests of its own namespace, and all nodes. What it
+// returns is shared and must not be changed. It is valid only in the function that it is given to.
+type World struct {
+	v         *view
+	namespace string // empty: all
+}
+
+// Pods of the story, those of DaemonSets excepted, by name.
+func (w *World) Pods() []*corev1.Pod {
+	return sorted(w.v.pods, func(p *corev1.Pod) bool { return w.mine(p) && !capacity.IsDaemonPod(p) })
+}
+
+// PodsOf is Pods with that value of the label app.
+func (w *World) PodsOf(app string) []*corev1.Pod {
+	return slices.DeleteFunc(w.Pods(), func(p *corev1.Pod) bool { return p.Labels["app"] != app })
+}
+
+// DaemonPods are the story's pods of DaemonSets.
+func (w *World) DaemonPods() []*corev1.Pod {
+	return sorted(w.v.pods, func(p *corev1.Pod) bool { return w.mine(p) && capacity.IsDaemonPod(p) })
+}
+
+// Running counts the pods that run.
+func (w *World) Running() int { return countRunning(w.Pods()) }
+
+// Requests of the story's namespace.
+func (w *World) Requests() []*fleetv1alpha1.CapacityRequest {
+	return sorted(w.v.requests, func(r *fleetv1alpha1.CapacityRequest) bool { return w.mine(r) })
+}
+
+// Acknowledged counts the requests that a roll-up has carried to the autoscaler.
+func (w *World) Acknowledged() (n int) {
+	for _, r := range w.Requests() {
+		if r.Status.Phase == fleetv1alpha1.CapacityRequestAcknowledged {
+			n++
+		}
+	}
+	return n
+}
+
+// Nodes that were launched for demand.
+func (w *World) Nodes() []*corev1.Node {
+	return sorted(w.v.nodes, func(n *corev1.Node) bool { return n.Labels[labelStatic] == "" })
+}
+
+// ReadyNodes are those Nodes that are Ready.
+func (w *World) ReadyNodes() []*corev1.Node {
+	return slices.DeleteFunc(w.Nodes(), func(n *corev1.Node) bool { return !nodeReady(n) })
+}
+
+// Node by name; nil when there is none.
+func (w *World) Node(name string) *corev1.Node { return w.v.nodes[name] }
+
+// Upcoming are the UpcomingNodes.
+func (w *World) Upcoming() []*fleetv1alpha1.UpcomingNode {
+	return sorted(w.v.upcoming, func(*fleetv1alpha1.UpcomingNode) bool { return true })
+}
+
+// CapacityEvents are the events about the story's pods that tell why no request was made for one.
+func (w *World) CapacityEvents() []*corev1.Event {
+	return sorted(w.v.events, func(e *corev1.Event) bool { return w.mine(e) && e.Action == capacityEventAction })
+}
+
+// RollUp is the last roll-up by the manager's own metrics.
+func (w *World) RollUp() (rows, bytes int) { return w.v.rollUp.rows, w.v.rollUp.bytes }
+
+// RollUpsSent counts the roll-ups that the autoscaler has taken since the manager's start.
+func (w *World) RollUpsSent() int { return w.v.rollUp.sent }
+
+func (w *World) mine(o client.Object) bool {
+	return w.namespace == "" || o.GetNamespace() == w.namespace
+}
+
+func sorted[K comparable, O client.Object](objects map[K]O, keep func(O) bool) []O {
+	var kept []O
+	for _, o := range objects {
+		if keep(o) {
+			kept = append(kept, o)
+		}
+	}
+	slices.SortFunc(kept, func(a, b O) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return kept
+}
+
+func countRunning(pods []*corev1.Pod) (n int) {
+	for _, p := range pods {
+		if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func nodeReady(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
