@@ -43,6 +43,14 @@ import (
 // +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=upcomingnodes;availablecapacities,verbs=list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=upcomingnodes/status;availablecapacities/status,verbs=patch
 
+// What the manager around the controllers needs: leader election, and the check of who may read metrics. A creation cannot be
+// bound to a name.
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fleet-system,resources=leases,verbs=create
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fleet-system,resources=leases,resourceNames=drover-manager,verbs=get;update
+// +kubebuilder:rbac:groups="",namespace=fleet-system,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+
 // Indexes of the cache.
 const (
 	indexNodeMachine    = "drover.rollup/machine"
