@@ -313,7 +313,7 @@ func (m *machine) deadline(p Policy) time.Time {
 	case Launched, Registered:
 		return m.LaunchedAt.Add(p.RegistrationDeadline)
 	case Active:
-		return m.Since.Add(p.SettleTime)
+		return m.settlesAt(p.SettleTime)
 	case Failed:
 		return m.Since.Add(p.FailedRetention)
 	}

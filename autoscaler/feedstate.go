@@ -141,7 +141,9 @@ var phases = map[MachineState]fleetv1alpha1.UpcomingNodePhase{
 func (e *Engine) machineRows(c *cluster, out *fleetpb.FeedState, shapeOf map[string]int32) {
 	var failed []*machine
 	for _, m := range c.sorted() {
-		if m.State == Failed {
+		if m.State == Terminating {
+			out.Terminating = append(out.Terminating, m.ID)
+		} else if m.State == Failed {
 			failed = append(failed, m)
 		} else if _, shown := phases[m.State]; shown {
 			e.machineRow(m, out, shapeOf)

@@ -66,6 +66,8 @@ type machine struct {
 	// asked and askedAt: the provider has accepted the call that State asks for. A restart asks again.
 	asked   bool
 	askedAt time.Time
+	// grownAt is when the plan last put more onto it; the scheduler is given time from then on. A restart starts it anew.
+	grownAt time.Time
 }
 
 // place is where stock is counted: an offering in a domain.
@@ -92,6 +94,14 @@ func (m *machine) allocatable() capacity.Resources {
 	return out
 }
 
+// settlesAt is when the scheduler has had enough time to use what the plan put here.
+func (m *machine) settlesAt(settle time.Duration) time.Time {
+	if m.grownAt.After(m.Since) {
+		return m.grownAt.Add(settle)
+	}
+	return m.Since.Add(settle)
+}
+
 // planned is the machine as the planner sees it; ok is false where it is no capacity.
 func (m *machine) planned(now time.Time, settle time.Duration) (out capacity.Machine, ok bool) {
 	out = capacity.Machine{
@@ -103,7 +113,7 @@ func (m *machine) planned(now time.Time, settle time.Duration) (out capacity.Mac
 		out.State = capacity.MachineInFlight
 	case Active:
 		out.State = capacity.MachineActive
-		out.Settled = !now.Before(m.Since.Add(settle))
+		out.Settled = !now.Before(m.settlesAt(settle))
 	case Reclaiming:
 		out.State = capacity.MachineReclaiming
 		out.Settled = true

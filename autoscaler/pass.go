@@ -38,26 +38,33 @@ func (e *Engine) Pass(now time.Time) {
 		}
 		return
 	}
-	e.allot(plan)
+	e.allot(now, plan)
 	e.launch(now, plan, in.Offerings)
 	e.cancel(now, plan)
-	sets := map[string][]capacity.ReclaimSet{}
-	for _, set := range plan.Reclaims {
-		sets[set.Cluster] = append(sets[set.Cluster], set)
-	}
+	sets, withheld := byCluster(plan.Reclaims), byCluster(plan.Withheld)
 	for _, id := range ids {
 		c := e.clusters[id]
+		e.callOff(now, c, plan.Allotments)
 		switch {
 		case e.policy.DisableReclaim:
 			e.withdrawAll(now, c, "reclaim is disabled")
 		case c.held != "":
-			// Frozen: what the cluster drains already may go on, but nothing is asked for and nothing is ended.
-			c.surplus = map[place]surplusAges{}
+			// Frozen: what the cluster drains already may go on, but nothing is asked for and nothing is ended. What is
+			// surplus grows older meanwhile, but for a cluster that has not even reported.
+			c.age(now, withheld[id], c.reported)
 		default:
-			e.reclaimPass(now, c, sets[id], plan.Allotments)
+			e.reclaimPass(now, c, sets[id])
 			e.terminateDrained(now, c)
 		}
 	}
+}
+
+func byCluster(sets []capacity.ReclaimSet) map[string][]capacity.ReclaimSet {
+	out := map[string][]capacity.ReclaimSet{}
+	for _, set := range sets {
+		out[set.Cluster] = append(out[set.Cluster], set)
+	}
+	return out
 }
 
 // expire does what time alone decides for machines and for a silent cluster.
@@ -212,13 +219,18 @@ func (e *Engine) failure(now time.Time, offering string) string {
 }
 
 // allot keeps what the planner put where.
-func (e *Engine) allot(plan capacity.Plan) {
+func (e *Engine) allot(now time.Time, plan capacity.Plan) {
 	for id, allotment := range plan.Allotments {
 		c := e.owner[id]
 		if c == nil {
 			continue
 		}
 		if m := c.machines[id]; !maps.Equal(m.Allotment, allotment) {
+			for need, pods := range allotment {
+				if pods > m.Allotment[need] {
+					m.grownAt = now
+				}
+			}
 			m.Allotment = maps.Clone(allotment)
 			// The cluster is not told of allotments: its feed stays as it is.
 			c.recordDirty = true

@@ -76,13 +76,30 @@ func (a surplusAges) ripe(now time.Time, delay time.Duration) (n int32) {
 	return n
 }
 
-// reclaimPass brings the instructions of a cluster in line with a plan.
-func (e *Engine) reclaimPass(now time.Time, c *cluster, sets []capacity.ReclaimSet, wanted map[string]map[string]int32) {
+// callOff puts machines back to service that the plan wants after all.
+func (e *Engine) callOff(now time.Time, c *cluster, wanted map[string]map[string]int32) {
 	for _, m := range c.sorted() {
 		if m.State == Reclaiming && len(wanted[m.ID]) > 0 {
 			e.withdraw(now, c, m, "the demand has returned")
 		}
 	}
+}
+
+// age follows the surplus of a cluster that is held.
+func (c *cluster) age(now time.Time, sets []capacity.ReclaimSet, keep bool) {
+	before := c.surplus
+	c.surplus = map[place]surplusAges{}
+	if !keep {
+		return
+	}
+	for _, set := range sets {
+		at := place{set.Offering, set.Domain}
+		c.surplus[at] = before[at].resize(int(set.Count), now)
+	}
+}
+
+// reclaimPass brings the instructions of a cluster in line with a plan.
+func (e *Engine) reclaimPass(now time.Time, c *cluster, sets []capacity.ReclaimSet) {
 	plan := map[place]capacity.ReclaimSet{}
 	for _, set := range sets {
 		plan[place{set.Offering, set.Domain}] = set

@@ -149,7 +149,7 @@ func (e *Engine) restoreMachine(now time.Time, c *cluster, shape shapeRecord, st
 		},
 		Cost: shape.Cost, State: stored.State, Since: stored.Since, LaunchedAt: stored.LaunchedAt,
 		ProviderID: stored.ProviderID, NodeName: stored.NodeName, Message: stored.Message, Allotment: stored.Allotment,
-		Reclaim: stored.Reclaim, Drained: stored.Drained, Released: stored.Released, Learned: stored.Learned,
+		Reclaim: stored.Reclaim, Drained: stored.Drained, Released: stored.Released, Learned: stored.Learned, grownAt: now,
 	}
 	e.adopt(c, m)
 	switch m.State {

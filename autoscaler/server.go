@@ -135,7 +135,8 @@ func (s *Server) Subscribe(in *fleetpb.SubscribeRequest, stream grpc.ServerStrea
 		}
 		message := &fleetpb.FeedState{ClusterId: state.ClusterId, Session: s.session, Sequence: s.sequence.Add(1),
 			Timestamp: timestamppb.New(s.clock.Now()), Shapes: state.Shapes, Machines: state.Machines,
-			Offerings: state.Offerings, Reclaims: state.Reclaims, Verdicts: state.Verdicts}
+			Offerings: state.Offerings, Reclaims: state.Reclaims, Verdicts: state.Verdicts,
+			Terminating: state.Terminating}
 		if err := stream.Send(message); err != nil {
 			return err
 		}
