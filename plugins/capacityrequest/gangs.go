@@ -94,42 +94,51 @@ func (g *gangs) next() bool {
 	delete(g.failed, key)
 	g.mu.Unlock()
 
-	g.enqueue(f.member, f.rejections)
-	if g.decide(f.member, f.rejections).Request {
-		for _, pod := range g.missing(key, f) {
+	if !g.decide(f.member, f.rejections).Request {
+		g.enqueue(f.member, f.rejections) // the writer tells it why
+		return true
+	}
+	members, hopeless, enough := g.members(key, f)
+	if enough {
+		g.enqueue(f.member, f.rejections)
+		for _, pod := range members {
 			g.enqueue(pod, nil)
 		}
+	}
+	for _, pod := range hopeless {
+		g.enqueue(pod, nil) // may never come to PostFilter itself, and is told why here
 	}
 	return true
 }
 
-// missing lists the other members that need a node. It is empty where the gang could not run whatever nodes came.
-func (g *gangs) missing(key string, f gangFailure) []*corev1.Pod {
+// members lists the other members that need a node, and those that none can help. Enough is false where the gang could not
+// run whatever nodes came.
+func (g *gangs) members(key string, f gangFailure) (missing, hopeless []*corev1.Pod, enough bool) {
 	objs, err := g.indexer.ByIndex(gangIndex, key)
 	if err != nil {
-		return nil // the index is there from the start
+		return nil, nil, true // the index is there from the start
 	}
 	var facts demand.GroupFacts
 	if g.groups != nil {
 		facts, _ = g.groups.GroupOf(f.member)
 	}
-	var missing []*corev1.Pod
 	runnable := int32(1) // the member itself
 	for _, obj := range objs {
 		pod, ok := obj.(*corev1.Pod)
 		if !ok || pod.UID == f.member.UID || pod.DeletionTimestamp != nil || capacity.IsTerminal(pod) {
 			continue
 		}
-		switch {
-		case pod.Spec.NodeName != "" || f.placed.Has(pod.UID):
+		if pod.Spec.NodeName != "" || f.placed.Has(pod.UID) {
 			runnable++
-		case g.decide(pod, nil).Request:
+			continue
+		}
+		switch decision := g.decide(pod, nil); {
+		case decision.Request:
 			runnable++
 			missing = append(missing, pod)
+		case !decision.Silent:
+			hopeless = append(hopeless, pod)
 		}
 	}
-	if runnable < facts.MinCount {
-		return nil
-	}
-	return missing
+	return missing, hopeless, runnable >= facts.MinCount
 }
