@@ -85,7 +85,8 @@ func genPod(t *rapid.T) *corev1.Pod {
 	pod := b.Obj()
 	pod.Spec.Containers[0].Resources.Requests = genResources(t)
 	pod.Spec.Overhead = genResources(t)
-	pod.Spec.NodeSelector = rapid.MapOfN(rapid.SampledFrom(genKeys), rapid.SampledFrom(genValues), 0, 2).Draw(t, "selector")
+	pod.Spec.NodeSelector =
+		rapid.MapOfN(rapid.SampledFrom(genKeys), rapid.SampledFrom(genValues), 0, 2).Draw(t, "selector")
 	pod.Spec.Tolerations = rapid.SliceOfN(rapid.Custom(genToleration), 0, 4).Draw(t, "tolerations")
 	pod.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{}, PodAntiAffinity: &corev1.PodAntiAffinity{}}
 	terms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) corev1.NodeSelectorTerm {

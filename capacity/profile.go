@@ -158,7 +158,7 @@ func (p Profile) Canonical() Profile {
 	}
 	c.Spread = canonicalSpread(p.Spread)
 	c.Tolerations = canonicalTolerations(p.Tolerations)
-	c.AntiAffinity = slices.Clone(p.AntiAffinity)
+	c.AntiAffinity = append(c.AntiAffinity, p.AntiAffinity...) // nil stays nil, and none becomes nil
 	slices.SortFunc(c.AntiAffinity, func(a, b AntiAffinity) int {
 		return cmp.Or(cmp.Compare(a.TopologyKey, b.TopologyKey), cmp.Compare(a.Set, b.Set))
 	})
@@ -181,7 +181,7 @@ func (p *Profile) setSets(sets [][]Requirement) {
 }
 
 func canonicalSpread(in []Spread) []Spread {
-	out := slices.Clone(in)
+	out := append([]Spread(nil), in...)
 	slices.SortFunc(out, func(a, b Spread) int {
 		return cmp.Or(
 			cmp.Compare(a.TopologyKey, b.TopologyKey),

@@ -75,7 +75,7 @@ func TestRequirementsOfAPod(t *testing.T) {
 	in := func(key string, values ...string) Requirement {
 		return Requirement{Key: key, Operator: OperatorIn, Values: values}
 	}
-	expr, opIn := builders.NodeExpr, corev1.NodeSelectorOpIn
+	expr, opIn, opNotIn := builders.NodeExpr, corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn
 	field := func(op corev1.NodeSelectorOperator, node string) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{expr("metadata.name", op, node)}}
 	}
@@ -109,7 +109,7 @@ func TestRequirementsOfAPod(t *testing.T) {
 			requirements: []Requirement{in(zone, "a", "b"), in(zone, "c")},
 		},
 		"NotIn of one key is united": {
-			pod:          pod().NodeAffinity(expr(zone, corev1.NodeSelectorOpNotIn, "b"), expr(zone, corev1.NodeSelectorOpNotIn, "a")),
+			pod:          pod().NodeAffinity(expr(zone, opNotIn, "b"), expr(zone, opNotIn, "a")),
 			requirements: []Requirement{{Key: zone, Operator: OperatorNotIn, Values: []string{"a", "b"}}},
 		},
 		"Exists beside In says nothing": {
@@ -159,19 +159,19 @@ func TestProfileMatchesTheNodesThatTheSchedulerMatches(t *testing.T) {
 
 func TestTolerationsOfAPod(t *testing.T) {
 	seconds := int64(300)
-	exists := corev1.TolerationOpExists
+	exists, noExecute := corev1.TolerationOpExists, corev1.TaintEffectNoExecute
 	for name, tc := range map[string]struct {
 		in, want []corev1.Toleration
 	}{
 		"those that every pod gets by default split no profile": {
 			in: []corev1.Toleration{
-				{Key: corev1.TaintNodeNotReady, Operator: exists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds},
-				{Key: corev1.TaintNodeUnreachable, Operator: exists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds},
+				{Key: corev1.TaintNodeNotReady, Operator: exists, Effect: noExecute, TolerationSeconds: &seconds},
+				{Key: corev1.TaintNodeUnreachable, Operator: exists, Effect: noExecute, TolerationSeconds: &seconds},
 			},
 		},
 		"one that runs out does not carry a pod on a tainted node": {
 			in: []corev1.Toleration{
-				{Key: "team", Operator: exists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds},
+				{Key: "team", Operator: exists, Effect: noExecute, TolerationSeconds: &seconds},
 			},
 		},
 		"no operator means Equal": {
@@ -197,7 +197,9 @@ func TestTolerationsOfAPod(t *testing.T) {
 
 func TestAntiAffinityCountsAgainstThePodsOwnKindOnly(t *testing.T) {
 	pod := func() *builders.PodBuilder { return builders.Pod("shop", "p").Label("app", "web") }
-	term := func(change func(*corev1.PodAffinityTerm)) corev1.PodAffinityTerm {
+	type affinityTerm = corev1.PodAffinityTerm
+	every := &metav1.LabelSelector{}
+	term := func(change func(*affinityTerm)) affinityTerm {
 		t := corev1.PodAffinityTerm{
 			TopologyKey:   corev1.LabelHostname,
 			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
@@ -209,14 +211,14 @@ func TestAntiAffinityCountsAgainstThePodsOwnKindOnly(t *testing.T) {
 		term corev1.PodAffinityTerm
 		want bool
 	}{
-		"own labels":                 {term(func(*corev1.PodAffinityTerm) {}), true},
-		"other labels":               {term(func(t *corev1.PodAffinityTerm) { t.LabelSelector.MatchLabels["app"] = "db" }), false},
-		"no selector selects none":   {term(func(t *corev1.PodAffinityTerm) { t.LabelSelector = nil }), false},
-		"an empty one selects every": {term(func(t *corev1.PodAffinityTerm) { t.LabelSelector = &metav1.LabelSelector{} }), true},
-		"own namespace by name":      {term(func(t *corev1.PodAffinityTerm) { t.Namespaces = []string{"bank", "shop"} }), true},
-		"other namespace by name":    {term(func(t *corev1.PodAffinityTerm) { t.Namespaces = []string{"bank"} }), false},
-		"every namespace":            {term(func(t *corev1.PodAffinityTerm) { t.NamespaceSelector = &metav1.LabelSelector{} }), true},
-		"own namespace by label": {term(func(t *corev1.PodAffinityTerm) {
+		"own labels":                 {term(func(*affinityTerm) {}), true},
+		"other labels":               {term(func(t *affinityTerm) { t.LabelSelector.MatchLabels["app"] = "db" }), false},
+		"no selector selects none":   {term(func(t *affinityTerm) { t.LabelSelector = nil }), false},
+		"an empty one selects every": {term(func(t *affinityTerm) { t.LabelSelector = every }), true},
+		"own namespace by name":      {term(func(t *affinityTerm) { t.Namespaces = []string{"bank", "shop"} }), true},
+		"other namespace by name":    {term(func(t *affinityTerm) { t.Namespaces = []string{"bank"} }), false},
+		"every namespace":            {term(func(t *affinityTerm) { t.NamespaceSelector = every }), true},
+		"own namespace by label": {term(func(t *affinityTerm) {
 			t.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "shop"}}
 		}), true},
 	} {
@@ -247,11 +249,14 @@ func TestGroupOfAPod(t *testing.T) {
 		pod  *builders.PodBuilder
 		want *Group
 	}{
-		"none":                   {pod(), nil},
-		"Coscheduling":           {pod().PodGroup("gang"), &Group{Name: "ml/gang"}},
-		"in-tree PodGroup":       {pod().SchedulingGroup("gang"), &Group{Name: "ml/gang"}},
-		"affinity to others":     {pod().PodAffinity(rack, "app", "cache"), nil},
-		"Kueue, by its workload": {kueue().Annotation("kueue.x-k8s.io/workload", "job-trainer"), &Group{Name: "ml/workload/job-trainer", TopologyKey: rack}},
+		"none":               {pod(), nil},
+		"Coscheduling":       {pod().PodGroup("gang"), &Group{Name: "ml/gang"}},
+		"in-tree PodGroup":   {pod().SchedulingGroup("gang"), &Group{Name: "ml/gang"}},
+		"affinity to others": {pod().PodAffinity(rack, "app", "cache"), nil},
+		"Kueue, by its workload": {
+			kueue().Annotation("kueue.x-k8s.io/workload", "job-trainer"),
+			&Group{Name: "ml/workload/job-trainer", TopologyKey: rack},
+		},
 		"Kueue, by pod set": {
 			kueue().Annotation("kueue.x-k8s.io/workload", "w").Label("kueue.x-k8s.io/podset", "launcher"),
 			&Group{Name: "ml/workload/w/launcher", TopologyKey: rack},
@@ -301,8 +306,8 @@ func TestGroupOfAPod(t *testing.T) {
 			for i := range job {
 				job[i] = 'x'
 			}
-			return ProfileOfPod(builders.Pod("ml", "p").Annotation(AnnotationRequiredTopology, rack).
-				Annotation("kueue.x-k8s.io/workload", string(job)+last).Label("kueue.x-k8s.io/podset", string(job)).Obj()).Group.Name
+			pod := kueue().Annotation("kueue.x-k8s.io/workload", string(job)+last).Label("kueue.x-k8s.io/podset", string(job))
+			return ProfileOfPod(pod.Obj()).Group.Name
 		}
 		if a, b := long("a"), long("b"); len(a) > 317 || a == b {
 			t.Errorf("names %q and %q: wanted at most 317 bytes, and different", a, b)

@@ -113,6 +113,7 @@ func TestDaemonRunsOn(t *testing.T) {
 		return builders.DaemonSet("kube-system", "agent").Requests("cpu", "100m").Template(change).Obj()
 	}
 	gpu := map[string]string{"gpu": "h100"}
+	notReady := []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoExecute}}
 	tainted := []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
 	for name, tc := range map[string]struct {
 		ds     *appsv1.DaemonSet
@@ -123,7 +124,7 @@ func TestDaemonRunsOn(t *testing.T) {
 		"every node":             {ds(func(*builders.PodBuilder) {}), nil, nil, true},
 		"not a tainted one":      {ds(func(*builders.PodBuilder) {}), nil, tainted, false},
 		"a tainted one":          {ds(func(b *builders.PodBuilder) { b.Tolerates("gpu", "") }), nil, tainted, true},
-		"a node that is not yet": {ds(func(*builders.PodBuilder) {}), nil, []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoExecute}}, true},
+		"a node that is not yet": {ds(func(*builders.PodBuilder) {}), nil, notReady, true},
 		"selected":               {ds(func(b *builders.PodBuilder) { b.NodeSelector("gpu", "h100") }), gpu, nil, true},
 		"not selected":           {ds(func(b *builders.PodBuilder) { b.NodeSelector("gpu", "a100") }), gpu, nil, false},
 		"one of two terms": {ds(func(b *builders.PodBuilder) {

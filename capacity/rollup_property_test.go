@@ -161,7 +161,8 @@ func checkRollup(t *rapid.T, mode DemandMode) {
 			r.DeleteNode(n)
 		},
 		"upsert a DaemonSet": func(t *rapid.T) {
-			ds := builders.DaemonSet("ns", name("ds", 2)).Requests("cpu", rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cpu")).Obj()
+			cpu := rapid.SampledFrom([]string{"1", "2"}).Draw(t, "cpu")
+			ds := builders.DaemonSet("ns", name("ds", 2)).Requests("cpu", cpu).Obj()
 			w.daemons[ds.Name] = ds
 			r.UpsertDaemonSet(ds)
 		},

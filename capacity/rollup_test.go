@@ -41,28 +41,30 @@ func expectTally(t *testing.T, r *Rollup, want map[string]string) {
 func TestWhatCounts(t *testing.T) {
 	deleted := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	type counts map[string]string
+	none, own := counts{}, counts{"1 CPU": "1, 0 pending"}
+	waits, asked := counts{"2 CPU": "1, 1 pending"}, counts{"2 CPU": "1, 0 pending"}
 	for name, tc := range map[string]struct {
 		pod     *corev1.Pod
 		request bool
 		total   counts
 		only    counts // mode RequestsOnly
 	}{
-		"unbound, no request":             {web("p").Obj(), false, counts{}, counts{}},
-		"unbound, request":                {web("p").Obj(), true, counts{"2 CPU": "1, 1 pending"}, counts{"2 CPU": "1, 1 pending"}},
-		"on a managed node, no request":   {web("p").Node("managed").Obj(), false, counts{"1 CPU": "1, 0 pending"}, counts{}},
-		"on a managed node, request":      {web("p").Node("managed").Obj(), true, counts{"2 CPU": "1, 0 pending"}, counts{"2 CPU": "1, 0 pending"}},
-		"on a static node, no request":    {web("p").Node("static").Obj(), false, counts{}, counts{}},
-		"on a static node, request":       {web("p").Node("static").Obj(), true, counts{}, counts{"2 CPU": "1, 0 pending"}},
-		"on an unknown node, no request":  {web("p").Node("unknown").Obj(), false, counts{}, counts{}},
-		"on an unknown node, request":     {web("p").Node("unknown").Obj(), true, counts{}, counts{"2 CPU": "1, 0 pending"}},
-		"terminating, no request":         {web("p").Node("managed").Terminating(deleted).Obj(), false, counts{}, counts{}},
-		"terminating, request":            {web("p").Node("managed").Terminating(deleted).Obj(), true, counts{}, counts{"2 CPU": "1, 0 pending"}},
-		"terminating unbound, request":    {web("p").Terminating(deleted).Obj(), true, counts{}, counts{"2 CPU": "1, 0 pending"}},
-		"succeeded, no request":           {web("p").Node("managed").Phase(corev1.PodSucceeded).Obj(), false, counts{}, counts{}},
-		"failed, request":                 {web("p").Node("managed").Phase(corev1.PodFailed).Obj(), true, counts{}, counts{"2 CPU": "1, 0 pending"}},
-		"of a DaemonSet, managed node":    {web("p").Daemon("agent").Node("managed").Obj(), false, counts{}, counts{}},
-		"mirror pod, managed node":        {web("p").Mirror().Node("managed").Obj(), false, counts{}, counts{}},
-		"no pod, request owned by one":    {nil, true, counts{}, counts{"2 CPU": "1, 0 pending"}},
+		"unbound, no request":             {web("p").Obj(), false, none, none},
+		"unbound, request":                {web("p").Obj(), true, waits, waits},
+		"on a managed node, no request":   {web("p").Node("managed").Obj(), false, own, none},
+		"on a managed node, request":      {web("p").Node("managed").Obj(), true, asked, asked},
+		"on a static node, no request":    {web("p").Node("static").Obj(), false, none, none},
+		"on a static node, request":       {web("p").Node("static").Obj(), true, none, asked},
+		"on an unknown node, no request":  {web("p").Node("unknown").Obj(), false, none, none},
+		"on an unknown node, request":     {web("p").Node("unknown").Obj(), true, none, asked},
+		"terminating, no request":         {web("p").Node("managed").Terminating(deleted).Obj(), false, none, none},
+		"terminating, request":            {web("p").Node("managed").Terminating(deleted).Obj(), true, none, asked},
+		"terminating unbound, request":    {web("p").Terminating(deleted).Obj(), true, none, asked},
+		"succeeded, no request":           {web("p").Node("managed").Phase(corev1.PodSucceeded).Obj(), false, none, none},
+		"failed, request":                 {web("p").Node("managed").Phase(corev1.PodFailed).Obj(), true, none, asked},
+		"of a DaemonSet, managed node":    {web("p").Daemon("agent").Node("managed").Obj(), false, none, none},
+		"mirror pod, managed node":        {web("p").Mirror().Node("managed").Obj(), false, none, none},
+		"no pod, request owned by one":    {nil, true, none, asked},
 		"no pod, request owned by nobody": {nil, false, counts{"4 CPU": "1, 0 pending"}, counts{"4 CPU": "1, 0 pending"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -282,7 +284,8 @@ func TestPodsOnANode(t *testing.T) {
 	r.UpsertPod(web("elsewhere").Node("m").Obj())
 	var got []string
 	for _, p := range r.PodsOn("n") {
-		got = append(got, fmt.Sprintf("%s daemon=%v terminating=%v cpu=%d", p.Key.Name, p.Daemon, p.Terminating, p.Profile.Resources["cpu"]))
+		got = append(got, fmt.Sprintf("%s daemon=%v terminating=%v cpu=%d",
+			p.Key.Name, p.Daemon, p.Terminating, p.Profile.Resources["cpu"]))
 	}
 	want := []string{
 		"a daemon=false terminating=true cpu=1000",
