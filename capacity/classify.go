@@ -48,7 +48,7 @@ type Volume struct {
 type Affinity struct {
 	// Matched: at least one such pod has a node.
 	Matched bool
-	// Domains are the values of the term's topology key where they stand; nil: not known.
+	// Domains are the values of the term's topology key where they stand; none: not known.
 	Domains []string
 }
 
@@ -76,7 +76,8 @@ type Decision struct {
 	Reason string
 	// Message says what is in the way and what a person can do about it.
 	Message string
-	// ExtraRequirements are to be added to the pod's profile: the place of its volumes.
+	// ExtraRequirements are to be added to the pod's profile: the places of its volumes, and the domains of the pods
+	// that it has to stand with.
 	ExtraRequirements []Requirement
 }
 
@@ -131,7 +132,7 @@ const (
 // that a node does change. A fact that is not known never decides against the pod.
 func Classify(pod *corev1.Pod, facts Facts) Decision {
 	profile := ProfileOfPod(pod)
-	extra := extraRequirements(facts.Volumes)
+	extra := extraRequirements(pod, facts)
 	profile = profile.WithRequirements(extra...)
 	missingLabel := topologyLabelMissing(facts.Rejections)
 	for _, check := range []func() *Decision{
@@ -216,12 +217,30 @@ func namesNodes(r Requirement) bool {
 	return r.Key == fieldNodeName || r.Key == corev1.LabelHostname && r.Operator == OperatorIn
 }
 
-func extraRequirements(volumes []Volume) []Requirement {
+// extraRequirements are what is around the pod asks of its node: the places of its volumes, and the domains of the
+// pods that it has to stand with. For a set of pods that follow each other the group says the same, without naming a
+// domain.
+func extraRequirements(pod *corev1.Pod, facts Facts) []Requirement {
 	var reqs []Requirement
-	for _, v := range volumes {
+	for _, v := range facts.Volumes {
 		reqs = append(reqs, v.Requirements...)
 	}
+	terms := requiredAffinity(pod)
+	if len(facts.Affinity) == len(terms) {
+		for i := range terms {
+			if a := facts.Affinity[i]; len(a.Domains) > 0 && !matchesSelf(&terms[i], pod) {
+				reqs = append(reqs, Requirement{Key: terms[i].TopologyKey, Operator: OperatorIn, Values: a.Domains})
+			}
+		}
+	}
 	return canonicalRequirements(reqs)
+}
+
+func requiredAffinity(pod *corev1.Pod) []corev1.PodAffinityTerm {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
+		return nil
+	}
+	return pod.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
 func volumesForbid(volumes []Volume) *Decision {
@@ -256,10 +275,7 @@ func claimsForbid(missing []string) *Decision {
 // affinityForbids follows the scheduler: a term has to be met by a pod that runs; only where none matches at all, a
 // pod that matches all of its own terms may be the first.
 func affinityForbids(pod *corev1.Pod, known []Affinity) *Decision {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
-		return nil
-	}
-	terms := pod.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	terms := requiredAffinity(pod)
 	if len(known) != len(terms) {
 		return nil
 	}

@@ -94,10 +94,7 @@ func workloadName(pod *corev1.Pod) string {
 // selfAffinityOf finds a required affinity of the pod to pods like itself: the set has to share one domain of the
 // key. Of several keys the narrowest counts, as a node that shares it usually shares the wider ones.
 func selfAffinityOf(pod *corev1.Pod) (key, set string) {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
-		return "", ""
-	}
-	terms := pod.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	terms := requiredAffinity(pod)
 	for i := range terms {
 		if !matchesSelf(&terms[i], pod) {
 			continue

@@ -191,10 +191,11 @@ func TestABadRowIsRefusedByFieldAndValue(t *testing.T) {
 		"negative count":     {func(n *pb.CapacityNeed) { n.Count = -1 }, `count: -1`},
 		"negative pending":   {func(n *pb.CapacityNeed) { n.Pending = -1 }, `pending: -1`},
 		"pending over count": {func(n *pb.CapacityNeed) { n.Pending = 4 }, `pending: 4`},
-		"unknown operator":   {func(n *pb.CapacityNeed) { n.Requirements[0].Operator = "Near" }, `requirements[0].operator: "Near"`},
-		"no operator":        {func(n *pb.CapacityNeed) { n.Requirements[0].Operator = "" }, `requirements[0].operator: ""`},
-		"no key":             {func(n *pb.CapacityNeed) { n.Requirements[0].Key = "" }, `requirements[0].key: ""`},
-		"In without values":  {func(n *pb.CapacityNeed) { n.Requirements[0].Values = nil }, `requirements[0].values: []`},
+		"unknown operator": {func(n *pb.CapacityNeed) { n.Requirements[0].Operator = "Near" },
+			`requirements[0].operator: "Near"`},
+		"no operator":       {func(n *pb.CapacityNeed) { n.Requirements[0].Operator = "" }, `requirements[0].operator: ""`},
+		"no key":            {func(n *pb.CapacityNeed) { n.Requirements[0].Key = "" }, `requirements[0].key: ""`},
+		"In without values": {func(n *pb.CapacityNeed) { n.Requirements[0].Values = nil }, `requirements[0].values: []`},
 		"Exists with values": {func(n *pb.CapacityNeed) {
 			n.Alternatives[0].Requirements[0].Values = []string{"x"}
 		}, `alternatives[0].requirements[0].values: ["x"]`},
@@ -205,18 +206,22 @@ func TestABadRowIsRefusedByFieldAndValue(t *testing.T) {
 		"Same in an alternative": {func(n *pb.CapacityNeed) {
 			n.Alternatives[0].Requirements[0].Operator = "Same"
 		}, `alternatives[0].requirements[0].operator: "Same"`},
-		"spread without key":  {func(n *pb.CapacityNeed) { n.Spread[0].TopologyKey = "" }, `spread[0].topology_key: ""`},
-		"skew of zero":        {func(n *pb.CapacityNeed) { n.Spread[0].MaxSkew = 0 }, `spread[0].max_skew: 0`},
-		"unknown when":        {func(n *pb.CapacityNeed) { n.Spread[0].WhenUnsatisfiable = "Never" }, `spread[0].when_unsatisfiable: "Never"`},
-		"negative domains":    {func(n *pb.CapacityNeed) { n.Spread[0].MinDomains = -1 }, `spread[0].min_domains: -1`},
-		"toleration operator": {func(n *pb.CapacityNeed) { n.Tolerations[0].Operator = "Near" }, `tolerations[0].operator: "Near"`},
-		"toleration effect":   {func(n *pb.CapacityNeed) { n.Tolerations[0].Effect = "Never" }, `tolerations[0].effect: "Never"`},
+		"spread without key": {func(n *pb.CapacityNeed) { n.Spread[0].TopologyKey = "" }, `spread[0].topology_key: ""`},
+		"skew of zero":       {func(n *pb.CapacityNeed) { n.Spread[0].MaxSkew = 0 }, `spread[0].max_skew: 0`},
+		"unknown when": {func(n *pb.CapacityNeed) { n.Spread[0].WhenUnsatisfiable = "Never" },
+			`spread[0].when_unsatisfiable: "Never"`},
+		"negative domains": {func(n *pb.CapacityNeed) { n.Spread[0].MinDomains = -1 }, `spread[0].min_domains: -1`},
+		"toleration operator": {func(n *pb.CapacityNeed) { n.Tolerations[0].Operator = "Near" },
+			`tolerations[0].operator: "Near"`},
+		"toleration effect": {func(n *pb.CapacityNeed) { n.Tolerations[0].Effect = "Never" },
+			`tolerations[0].effect: "Never"`},
 		"toleration of nothing": {func(n *pb.CapacityNeed) {
 			n.Tolerations[0] = &pb.Toleration{Operator: "Equal"}
 		}, `tolerations[0].operator: "Equal"`},
 		"group without name": {func(n *pb.CapacityNeed) { n.Group.Name = "" }, `group.name: ""`},
 		"negative minimum":   {func(n *pb.CapacityNeed) { n.Group.MinCount = -1 }, `group.min_count: -1`},
-		"anti-affinity":      {func(n *pb.CapacityNeed) { n.AntiAffinity[0].TopologyKey = "" }, `anti_affinity[0].topology_key: ""`},
+		"anti-affinity": {func(n *pb.CapacityNeed) { n.AntiAffinity[0].TopologyKey = "" },
+			`anti_affinity[0].topology_key: ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad := good()

@@ -230,6 +230,12 @@ func (b *PodBuilder) SchedulingGroup(name string) *PodBuilder {
 	return b
 }
 
+// Gate adds a scheduling gate.
+func (b *PodBuilder) Gate(name string) *PodBuilder {
+	b.pod.Spec.SchedulingGates = append(b.pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+	return b
+}
+
 // Claim mounts a PersistentVolumeClaim.
 func (b *PodBuilder) Claim(name string) *PodBuilder {
 	b.pod.Spec.Volumes = append(b.pod.Spec.Volumes, corev1.Volume{
