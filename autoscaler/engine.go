@@ -33,7 +33,9 @@ type Engine struct {
 
 	// passAt is when the next pass is due because of an input; zero: no input waits for one.
 	passAt time.Time
-	notes  []Note
+	// timedAt is when, after the last pass, time alone may change a decision; zero: never.
+	timedAt time.Time
+	notes   []Note
 }
 
 // tombstoneLife is longer than any listing takes.
@@ -263,16 +265,15 @@ func (e *Engine) NotStored(r Ready) {
 	}
 }
 
-// PassDue returns when the next pass is due by time or by an input, whichever comes first.
-func (e *Engine) PassDue(now time.Time) time.Time {
-	due := e.deadline(now)
-	if !e.passAt.IsZero() && (due.IsZero() || e.passAt.Before(due)) {
-		due = e.passAt
+// PassDue returns when the next pass is due by time or by an input, whichever comes first; zero: not before an input.
+func (e *Engine) PassDue() time.Time {
+	if e.passAt.IsZero() || !e.timedAt.IsZero() && e.timedAt.Before(e.passAt) {
+		return e.timedAt
 	}
-	return due
+	return e.passAt
 }
 
-// deadline is when time alone may change a decision; zero: never.
+// deadline is when time alone may change a decision of a pass that was made now; zero: never.
 func (e *Engine) deadline(now time.Time) (next time.Time) {
 	at := func(t time.Time) {
 		if t.After(now) && (next.IsZero() || t.Before(next)) {

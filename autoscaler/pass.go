@@ -14,6 +14,7 @@ import (
 // Pass plans for all clusters and brings the records in line with the plan. What is decided is in the next Ready.
 func (e *Engine) Pass(now time.Time) {
 	e.passAt = time.Time{}
+	defer func() { e.timedAt = e.deadline(now) }()
 	for id, at := range e.tombstones {
 		if now.Sub(at) >= tombstoneLife {
 			delete(e.tombstones, id)

@@ -181,7 +181,7 @@ func (r *Runner) Turn(ctx context.Context) time.Time {
 		r.engine.SetOfferings(now, offerings)
 	}
 	r.ledger.drain(r.engine.Seen)
-	if due := r.engine.PassDue(now); !due.IsZero() && !due.After(now) {
+	if due := r.engine.PassDue(); !due.IsZero() && !due.After(now) {
 		r.pass(now)
 	}
 	ready := r.engine.Ready()
@@ -200,7 +200,7 @@ func (r *Runner) Turn(ctx context.Context) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.publish(now, ready.Feeds)
-	next := r.engine.PassDue(now)
+	next := r.engine.PassDue()
 	if len(r.engine.calls) > 0 && r.callNotBefore.After(now) && (next.IsZero() || r.callNotBefore.Before(next)) {
 		next = r.callNotBefore
 	}
