@@ -1,0 +1,101 @@
+package sharding
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// A Resync visits every key once per Period, spread evenly over its minutes, by enqueuing on each tick only the keys
+// that are due. Which minute a key has is a hash of the key and of the period's start, so it needs no state, every
+// process computes the same, and the keys are dealt anew in each period.
+type Resync struct {
+	// Period is a whole number of minutes. Periods are counted from the Unix epoch in UTC.
+	Period time.Duration
+}
+
+// Validate checks the period. field names it in the error.
+func (r Resync) Validate(field string) error {
+	if r.Period < time.Minute || r.Period%time.Minute != 0 {
+		return fmt.Errorf("%s: %s is not a whole number of minutes, at least 1", field, r.Period)
+	}
+	return nil
+}
+
+func (r Resync) minutes() int64 { return int64(r.Period / time.Minute) }
+
+// Due is the slice of time that a tick has to enqueue, and through Has the slice of the keys.
+type Due struct {
+	// From and To bound the minutes that are due, To excluded, counted since the Unix epoch.
+	From, To int64
+	resync   Resync
+}
+
+// Tick returns what is due at time now when everything before last is done. last is the Done of the tick before; the
+// caller keeps it, over restarts too if it can. Due minutes are whole and past, so that:
+//
+//   - a tick that comes early returns fewer minutes, or none, and the next one the rest;
+//   - a tick that comes late, or after others were missed, returns all minutes since the last one done;
+//   - a clock that is set back returns nothing until it has caught up.
+//
+// The zero last, of a process that knows nothing of the ticks before, starts with the minute that begins now: it owes
+// no key anything, because a start visits all keys anyway.
+func (r Resync) Tick(last, now time.Time) Due {
+	to := floorDiv(now.Unix(), 60)
+	from := to
+	if !last.IsZero() {
+		from = min(floorDiv(last.Unix(), 60), to)
+	}
+	return Due{From: from, To: to, resync: r}
+}
+
+// Done returns the time up to which everything is done once the slice has been enqueued: the last of the next Tick. It
+// never goes back: if the clock was set back it is last itself.
+func (d Due) Done(last time.Time) time.Time {
+	done := time.Unix(d.To*60, 0).UTC()
+	if done.Before(last) {
+		return last
+	}
+	return done
+}
+
+// Has reports whether key is due. After a gap that spans several periods it may have been due several times; it is
+// enqueued once.
+func (d Due) Has(key string) bool {
+	period := d.resync.minutes()
+	for start := floorDiv(d.From, period) * period; start < d.To; start += period {
+		if d.From <= start && start+period <= d.To {
+			return true // the slice holds this whole period
+		}
+		if at := start + d.resync.offset(key, start); d.From <= at && at < d.To {
+			return true
+		}
+	}
+	return false
+}
+
+// MinuteOf returns the minute, counted since the Unix epoch, at which key is due in the period that holds t.
+func (r Resync) MinuteOf(key string, t time.Time) int64 {
+	period := r.minutes()
+	start := floorDiv(floorDiv(t.Unix(), 60), period) * period
+	return start + r.offset(key, start)
+}
+
+// offset is the key's minute within the period that starts at minute start. The salt is that start; the eight bytes of
+// it stand before the key, so salt and key cannot run into each other.
+func (r Resync) offset(key string, start int64) int64 {
+	var buf [128]byte
+	salted := binary.BigEndian.AppendUint64(buf[:0], uint64(start))
+	sum := sha256.Sum256(append(salted, key...))
+	return int64(binary.BigEndian.Uint64(sum[:8]) % uint64(r.minutes()))
+}
+
+// floorDiv rounds toward minus infinity, so that times before 1970 are no special case.
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}

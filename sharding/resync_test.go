@@ -1,0 +1,160 @@
+package sharding
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
+// Half a million keys, a period of a day, a tick every quarter of an hour: every key once in the period, each tick and
+// each minute within the bounds of chance.
+func TestResyncVisitsEveryKeyOncePerPeriod(t *testing.T) {
+	const keys, ticks, minutes = 500_000, 96, 1440
+	r := Resync{Period: 24 * time.Hour}
+	step := 1 // which keys are put through Has at every tick; their minutes are counted for all
+	if os.Getenv("DROVER_LONG") == "" {
+		step = 101
+	}
+	perMinute := make([]int, minutes)
+	var sample []string
+	for i := range keys {
+		key := fmt.Sprintf("ns/parent-%d", i)
+		perMinute[r.MinuteOf(key, midnight)-midnight.Unix()/60]++
+		if i%step == 0 {
+			sample = append(sample, key)
+		}
+	}
+	visits := make([]int, len(sample))
+	last, from := midnight, int64(0)
+	for tick := 1; tick <= ticks; tick++ {
+		due := r.Tick(last, midnight.Add(time.Duration(tick)*15*time.Minute))
+		last = due.Done(last)
+		n := 0
+		for m := due.From; m < due.To; m++ {
+			n += perMinute[m-midnight.Unix()/60]
+		}
+		within(t, fmt.Sprintf("tick %d", tick), n, keys, 1.0/ticks)
+		if due.From-midnight.Unix()/60 != from {
+			t.Fatalf("tick %d starts at minute %d, want %d", tick, due.From, from)
+		}
+		from = due.To - midnight.Unix()/60
+		for i, key := range sample {
+			if due.Has(key) {
+				visits[i]++
+			}
+		}
+	}
+	for m, n := range perMinute {
+		within(t, fmt.Sprintf("minute %d", m), n, keys, 1.0/minutes)
+	}
+	for i, n := range visits {
+		if n != 1 {
+			t.Errorf("%s was visited %d times", sample[i], n)
+		}
+	}
+}
+
+// within allows six standard deviations of the binomial distribution: one failure in half a billion.
+func within(t *testing.T, what string, got, n int, p float64) {
+	t.Helper()
+	mean := float64(n) * p
+	if dev := 6 * math.Sqrt(mean*(1-p)); math.Abs(float64(got)-mean) > dev {
+		t.Errorf("%s has %d keys, want %.0f ± %.0f", what, got, mean, dev)
+	}
+}
+
+func TestResyncDealsKeysAnewEachPeriod(t *testing.T) {
+	r := Resync{Period: 24 * time.Hour}
+	same := 0
+	for i := range 10_000 {
+		key := fmt.Sprint(i)
+		a, b := r.MinuteOf(key, midnight), r.MinuteOf(key, midnight.Add(25*time.Hour))
+		if b-a == 1440 {
+			same++
+		}
+	}
+	within(t, "the same minute in both periods", same, 10_000, 1.0/1440)
+}
+
+// However ticks come, early, late, twice, not at all, over a restart that kept the last one, and with a clock that is
+// set back and comes forward again: every key is visited exactly once in each period that has passed, unless a gap
+// was longer than a period, and a key that appears late or goes is visited iff it is there at the tick of its minute.
+func TestResyncNeitherSkipsNorRepeats(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := Resync{Period: time.Duration(rapid.IntRange(1, 120).Draw(t, "period")) * time.Minute}
+		start := time.Unix(rapid.Int64Range(-1e6, 1e6).Draw(t, "start")*60, 0)
+		keys := []string{"a", "b", "c", "d"}
+		visited := make(map[string][]Due)
+		now, last := start, start
+		for range rapid.IntRange(1, 60).Draw(t, "ticks") {
+			now = now.Add(time.Duration(rapid.IntRange(-300, 1200).Draw(t, "seconds")) * time.Second)
+			due := r.Tick(last, now)
+			if due.To > now.Unix()/60 && now.Unix() >= 0 {
+				t.Fatalf("%v is due before its time, %v", due, now)
+			}
+			last = due.Done(last)
+			for _, key := range keys {
+				if due.Has(key) {
+					visited[key] = append(visited[key], due)
+				}
+			}
+		}
+		for _, key := range keys {
+			var owed []int64
+			for p := start.Add(-r.Period); p.Before(last.Add(r.Period)); p = p.Add(r.Period) {
+				if m := r.MinuteOf(key, p); m >= start.Unix()/60 && m < last.Unix()/60 {
+					owed = append(owed, m)
+				}
+			}
+			// Each visit pays all that its slice holds; a minute that no slice holds was skipped.
+			for _, due := range visited[key] {
+				paid := 0
+				for len(owed) > 0 && due.From <= owed[0] && owed[0] < due.To {
+					owed = owed[1:]
+					paid++
+				}
+				if paid == 0 {
+					t.Fatalf("%s was visited by %+v, which holds none of its minutes (next %v)", key, due, owed)
+				}
+			}
+			if len(owed) > 0 {
+				t.Fatalf("%s was not visited at minutes %v", key, owed)
+			}
+		}
+	})
+}
+
+func TestResyncStartsWithNothingOwed(t *testing.T) {
+	due := Resync{Period: time.Hour}.Tick(time.Time{}, midnight.Add(90*time.Second))
+	if due.From != due.To || !due.Done(time.Time{}).Equal(midnight.Add(time.Minute)) {
+		t.Errorf("first tick: %+v, done %v", due, due.Done(time.Time{}))
+	}
+}
+
+func TestResyncAfterLongGapVisitsOnce(t *testing.T) {
+	due := Resync{Period: time.Hour}.Tick(midnight.Add(-5*time.Minute), midnight.Add(100*time.Hour))
+	for i := range 100 {
+		if !due.Has(fmt.Sprint(i)) {
+			t.Errorf("key %d is not due after a gap of 100 periods", i)
+		}
+	}
+}
+
+func TestResyncValidate(t *testing.T) {
+	for _, period := range []time.Duration{0, time.Second, 90 * time.Second, -time.Hour} {
+		err := Resync{Period: period}.Validate("spec.resync.period")
+		if err == nil || !strings.Contains(err.Error(), "spec.resync.period: "+period.String()) {
+			t.Errorf("Validate of %v: %v, want the field and the value", period, err)
+		}
+	}
+	if err := (Resync{Period: time.Minute}).Validate("x"); err != nil {
+		t.Error(err)
+	}
+}
