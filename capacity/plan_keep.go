@@ -97,6 +97,14 @@ func (p *planner) keep(s *site) {
 	for _, d := range s.demands {
 		p.escalate(d)
 	}
+	// A machine without pods is as good as any other of its kind. Were its marks kept, it could not take over from one that
+	// the cluster chose to give back in its stead.
+	newest := s.holding()
+	for _, h := range s.hosts {
+		if h.pods == 0 && !h.heldBy(newest) {
+			h.full = nil
+		}
+	}
 }
 
 // keepTogether leaves a unit that has to share a domain in the one where most of it stands.
