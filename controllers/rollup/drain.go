@@ -129,7 +129,7 @@ func (r *drainReconciler) watches(node string) bool {
 // settle reports a node drained once it has been closed and empty for long enough that no pod can be on its way to it, and
 // the API server itself says that it is empty.
 func (r *drainReconciler) settle(ctx context.Context, node *corev1.Node, id string, taint *corev1.Taint) (ctrl.Result, error) {
-	if last, reclaimID := r.reports.latest(id); last == stateDrained && reclaimID == taint.Value {
+	if last := r.reports.latest(id); last.GetState() == stateDrained && last.GetReclaimId() == taint.Value {
 		return ctrl.Result{}, nil
 	}
 	r.say(id, node.Name, stateDraining, taint.Value)
@@ -202,7 +202,7 @@ func (r *drainReconciler) evict(ctx context.Context, node *corev1.Node, left []*
 // withdraw puts a node back to service whose instruction is not listed any more. A node that may have been reported
 // drained is held for a while first: its machine may be on the way out, with the instruction done.
 func (r *drainReconciler) withdraw(ctx context.Context, node *corev1.Node, id, reclaimID string, left int) (ctrl.Result, error) {
-	last, _ := r.reports.latest(id)
+	last := r.reports.latest(id).GetState()
 	if left == 0 && (last == stateDrained || last == "") {
 		r.mu.Lock()
 		since, found := r.held[node.Name]

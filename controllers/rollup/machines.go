@@ -60,13 +60,14 @@ func (r *machineReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 			return ctrl.Result{}, err
 		}
 		r.observe(id, m, node)
-	} else if last, _ := r.reports.latest(id); last != "" && last != stateGone {
+	} else if last := r.reports.latest(id).GetState(); last != "" && last != stateGone {
 		r.reports.report(&fleetpb.MachineObservation{Id: id, State: stateGone})
 	}
 	return r.announce(ctx, id, m, node)
 }
 
-// node finds the machine's Node: by the label, or, while the machine is listed, by what the provider says of it.
+// node finds the machine's Node: by the label; by what was reported, where somebody took the label off; or, while the
+// machine is listed, by what the provider says of it.
 func (r *machineReconciler) node(ctx context.Context, id string, m *machine) (*corev1.Node, error) {
 	var nodes corev1.NodeList
 	if err := r.client.List(ctx, &nodes, client.MatchingFields{indexNodeMachine: id}); err != nil {
@@ -74,6 +75,12 @@ func (r *machineReconciler) node(ctx context.Context, id string, m *machine) (*c
 	}
 	if len(nodes.Items) > 0 {
 		return &nodes.Items[0], nil
+	}
+	if last := r.reports.latest(id); last.GetNodeName() != "" && last.GetState() != stateGone {
+		node, err := r.named(ctx, last.GetNodeName())
+		if err != nil || node != nil && node.Labels[fleetv1alpha1.LabelMachine] == "" {
+			return node, err
+		}
 	}
 	if m == nil {
 		return nil, nil
@@ -89,16 +96,24 @@ func (r *machineReconciler) node(ctx context.Context, id string, m *machine) (*c
 		}
 	}
 	if m.nodeName != "" {
-		var node corev1.Node
-		err := r.client.Get(ctx, client.ObjectKey{Name: m.nodeName}, &node)
-		if err == nil && belongs(&node, m) {
-			return &node, nil
-		}
-		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("looking for the node of machine %s: %w", id, err)
+		node, err := r.named(ctx, m.nodeName)
+		if err != nil || node != nil && belongs(node, m) {
+			return node, err
 		}
 	}
 	return nil, nil
+}
+
+// named reads a node; nil when there is none.
+func (r *machineReconciler) named(ctx context.Context, name string) (*corev1.Node, error) {
+	var node corev1.Node
+	if err := r.client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("reading node %s: %w", name, err)
+	}
+	return &node, nil
 }
 
 // belongs says whether an unlabelled node is the machine's. A provider's id decides; the name only where one is missing.

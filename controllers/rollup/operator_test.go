@@ -172,7 +172,9 @@ func TestAutoscalerAwayForLong(t *testing.T) {
 	eventually(t, func() error { return is(autoscaler.subscribers() == 1, "the feed is not back") })
 
 	// And once more in the middle of its life, with an error instead of an absence.
-	autoscaler.set(func(s *scripted) { s.onRollup = func(*fleetpb.ClusterCapacityNeeds) error { return errors.New("full") } })
+	autoscaler.set(func(s *scripted) {
+		s.onRollup = func(*fleetpb.ClusterCapacityNeeds) error { return errors.New("full") }
+	})
 	create(t, c, request20(60))
 	failures := op.metric("drover_rollup_sends_total")
 	eventually(t, func() error {

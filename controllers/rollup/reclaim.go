@@ -280,8 +280,7 @@ func (c *chooser) mark(ctx context.Context, p *pass, cached *corev1.Node, r *rec
 // was reported drained is the autoscaler's already.
 func (c *chooser) giveBack(ctx context.Context, p *pass, under []*corev1.Node, excess int) error {
 	under = slices.DeleteFunc(under, func(node *corev1.Node) bool {
-		last, _ := c.reports.latest(node.Labels[fleetv1alpha1.LabelMachine])
-		return last == stateDrained
+		return c.reports.latest(node.Labels[fleetv1alpha1.LabelMachine]).GetState() == stateDrained
 	})
 	left := map[string]int{}
 	for _, node := range under {

@@ -103,14 +103,14 @@ func (r *reporter) acknowledged(machine, state string) (time.Time, bool) {
 	return known.acknowledged, true
 }
 
-// latest is the state of the machine's life that was observed last, acknowledged or not.
-func (r *reporter) latest(machine string) (state, reclaimID string) {
+// latest is what was last observed of the machine's life, acknowledged or not; nil when nothing was. It is not changed.
+func (r *reporter) latest(machine string) *fleetpb.MachineObservation {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if known := r.told[reportKey{machine: machine}]; known != nil {
-		return known.observation.GetState(), known.observation.GetReclaimId()
+		return known.observation
 	}
-	return "", ""
+	return nil
 }
 
 // repeat sends a machine's latest observation again.
