@@ -178,7 +178,8 @@ func TestClassify(t *testing.T) {
 				{Claim: "data", State: VolumeBound, Requirements: in(corev1.LabelHostname, "node-1")},
 			}}, ReasonTiedToNode, "a volume of the pod is on a node"},
 			{"ReadWriteOncePod in use", waitingPod(), said(insufficientCPU, Rejection{Plugin: pluginVolumeRestrictions,
-				Reason: "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"}),
+				Reason: "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use " +
+					"by another pod"}),
 				ReasonVolumeInUse, ""},
 			{"missing ResourceClaim, by its absence", waitingPod(), Facts{MissingClaims: []string{"ResourceClaim gpus"}},
 				ReasonResourceClaimMissing, "gpus"},
