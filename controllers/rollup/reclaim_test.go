@@ -140,7 +140,8 @@ func TestDrainRespectsBudgets(t *testing.T) {
 	}
 	create(t, c,
 		replica("a-0", "node-00").Obj(), replica("a-1", "node-00").Obj(),
-		replica("b-0", "node-01").Label("app", "b").Obj(),
+		replica("b-0", "node-01").Label("app", "b").
+			Condition(corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}).Obj(),
 		builders.Pod("default", "agent").Daemon("agent").Node("node-01").Obj(),
 		builders.Pod("default", "static").Mirror().Node("node-01").Obj(),
 		builders.Pod("default", "done").Owner("Job", "j").Node("node-01").Phase(corev1.PodSucceeded).Obj(),
