@@ -2,6 +2,7 @@ package capacity_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -75,7 +76,7 @@ func BenchmarkPlanBurst(b *testing.B) {
 	b.ReportMetric(float64(len(p.Launches)), "launches")
 }
 
-// BenchmarkPlanSteady: a cluster of 5,000 machines at constant demand.
+// BenchmarkPlanSteady: a cluster of more than 5,000 machines at constant demand, and when demand falls to a tenth.
 func BenchmarkPlanSteady(b *testing.B) {
 	f := &fleet{offerings: catalogue(10_000), clusters: []capacity.ClusterInput{
 		{ID: "c", Needs: shapes(40, 500), Daemons: daemons()},
@@ -90,13 +91,27 @@ func BenchmarkPlanSteady(b *testing.B) {
 	for i := range f.clusters[0].Needs {
 		f.clusters[0].Needs[i].Pending = 0
 	}
-	in := f.input()
-	var p capacity.Plan
-	for b.Loop() {
-		p = capacity.MakePlan(in)
+	for _, share := range []int32{1, 10} {
+		b.Run(fmt.Sprintf("demand=1/%d", share), func(b *testing.B) {
+			in := f.input()
+			in.Clusters = slices.Clone(in.Clusters)
+			in.Clusters[0].Needs = slices.Clone(in.Clusters[0].Needs)
+			for i := range in.Clusters[0].Needs {
+				in.Clusters[0].Needs[i].Count /= share
+			}
+			var p capacity.Plan
+			for b.Loop() {
+				p = capacity.MakePlan(in)
+			}
+			surplus := 0
+			for _, r := range p.Reclaims {
+				surplus += len(r.Surplus)
+			}
+			b.ReportMetric(float64(len(p.Allotments)), "machines")
+			b.ReportMetric(float64(len(p.Launches)), "launches")
+			b.ReportMetric(float64(surplus), "surplus")
+		})
 	}
-	b.ReportMetric(float64(len(p.Allotments)), "machines")
-	b.ReportMetric(float64(len(p.Launches)+len(p.Reclaims)), "actions")
 }
 
 // BenchmarkPlanFleet: 200 clusters with 40 needs each, nothing there yet.

@@ -2,7 +2,6 @@ package capacity
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"strings"
 )
@@ -18,10 +17,13 @@ const lastRound = 4
 // addHosts takes the cluster's machines in, each with what the last plan put there and still may stand there. What does not
 // fit any more, because the node turned out smaller or the rules changed, is placed anew.
 func (p *planner) addHosts(s *site) {
-	offerings := map[string]*slot{}
+	type place struct{ offering, domain string }
+	offerings := map[place]*slot{}
 	for _, sl := range p.slots {
-		offerings[sl.offering.Name+"\x00"+sl.domain.Name] = sl
+		offerings[place{sl.offering.Name, sl.domain.Name}] = sl
 	}
+	own := map[string]string{}
+	layers := make([]map[string]string, 0, 4)
 	machines := make([]*Machine, 0, len(s.in.Machines))
 	for i := range s.in.Machines {
 		machines = append(machines, &s.in.Machines[i])
@@ -31,18 +33,20 @@ func (p *planner) addHosts(s *site) {
 	})
 	for _, m := range machines {
 		h := &host{machine: m, slot: -1, cost: m.Cost}
-		labels, allocatable := m.Labels, m.Allocatable
-		if sl := offerings[m.Offering+"\x00"+m.Domain]; sl != nil {
-			labels = merge(sl.labels, m.Labels)
-			if len(allocatable) == 0 {
-				allocatable = sl.offering.Allocatable
-			}
+		layers, capacity := layers[:0], vector(nil)
+		if sl := offerings[place{m.Offering, m.Domain}]; sl != nil {
+			layers = append(layers, sl.labels)
 			h.cost = max(h.cost, sl.cost)
+			capacity = sl.capacity
 		}
-		if labels[hostnameKey] == "" || labels[hostnameKey] == newHostname {
-			labels = merge(labels, map[string]string{hostnameKey: m.ID})
+		layers = append(layers, m.Labels)
+		if own[hostnameKey] = m.ID; m.Labels[hostnameKey] == "" {
+			layers = append(layers, own)
 		}
-		h.shape = p.shapeOf(s, labels, m.Taints, p.space.capacity(allocatable))
+		if len(m.Allocatable) > 0 || capacity == nil {
+			capacity = p.space.capacity(m.Allocatable)
+		}
+		h.shape = p.shapeOf(s, m.Taints, capacity, layers...)
 		h.free = slices.Clone(h.shape.room)
 		s.hosts = append(s.hosts, h)
 		if m.State != MachineReclaiming {
@@ -92,6 +96,16 @@ func (p *planner) keep(s *site) {
 	for _, h := range s.hosts {
 		if h.shrunk {
 			h.full = nil
+		}
+	}
+	for _, h := range s.hosts {
+		for _, l := range h.loads {
+			if h.settled() {
+				l.demand.settled += l.pods
+			}
+		}
+		for _, m := range h.full {
+			m.demand.round = max(m.demand.round, m.round)
 		}
 	}
 	for _, d := range s.demands {
@@ -160,45 +174,59 @@ func (p *planner) withdraw(u *unit, off func(*host) bool) {
 // shrink drops what the demand no longer covers, from the machines of least use first, so that whole machines become free:
 // those on their way before those that are up, the emptiest first. Under a hard spread the fullest domain gives first.
 func (p *planner) shrink(d *demand) {
-	for excess := d.placed - d.Count; excess > 0; excess = d.placed - d.Count {
-		from, limit := (*host)(nil), excess
-		hosts := d.site.hosts
-		if len(d.hard) > 0 {
-			hosts, limit = d.fullestDomain(excess)
+	excess := d.placed - d.Count
+	if excess <= 0 {
+		return
+	}
+	var hosts []*host
+	use := map[*host]usefulness{}
+	for _, h := range d.site.hosts {
+		if h.podsOf(d) > 0 {
+			hosts = append(hosts, h)
+			use[h] = h.usefulness()
 		}
-		var least usefulness
-		for _, h := range hosts {
-			if h.podsOf(d) == 0 {
-				continue
-			}
-			if u := h.usefulness(); from == nil || u.less(least) {
-				from, least = h, u
-			}
+	}
+	slices.SortFunc(hosts, func(a, b *host) int { return use[a].compare(use[b]) })
+	queues := map[string][]*host{}
+	for _, h := range hosts {
+		domain := d.hardDomain(h)
+		queues[domain] = append(queues[domain], h)
+	}
+	for excess > 0 {
+		domain, limit := d.fullestDomain(excess)
+		h := queues[domain][0]
+		n := min(limit, h.podsOf(d))
+		p.place(d.site, h, d, -n)
+		h.shrunk = true
+		if excess -= n; h.podsOf(d) == 0 {
+			queues[domain] = queues[domain][1:]
 		}
-		p.place(d.site, from, d, -min(limit, from.podsOf(d)))
-		from.shrunk = true
 	}
 }
 
-// fullestDomain lists the hosts of the fullest domain of the first hard spread, and how many pods it may give before
-// another one is the fullest.
-func (d *demand) fullestDomain(excess int32) ([]*host, int32) {
-	key := d.hard[0].TopologyKey
-	first, value, second := int32(-1), "", int32(0)
-	for _, v := range sortedKeys(d.counts[key]) {
-		if n := d.counts[key][v]; n > first {
-			first, value, second = n, v, max(first, 0)
+// hardDomain is the host's domain of the first hard spread of d.
+func (d *demand) hardDomain(h *host) string {
+	if len(d.hard) == 0 {
+		return ""
+	}
+	return h.shape.labels[d.hard[0].TopologyKey]
+}
+
+// fullestDomain is the domain of the first hard spread with most pods, and how many it may give before another is fuller.
+func (d *demand) fullestDomain(excess int32) (domain string, limit int32) {
+	if len(d.hard) == 0 {
+		return "", excess
+	}
+	counts := d.counts[d.hard[0].TopologyKey]
+	first, second := int32(-1), int32(0)
+	for _, v := range sortedKeys(counts) {
+		if n := counts[v]; n > first {
+			domain, first, second = v, n, max(first, 0)
 		} else {
 			second = max(second, n)
 		}
 	}
-	var hosts []*host
-	for _, h := range d.site.hosts {
-		if h.shape.labels[key] == value {
-			hosts = append(hosts, h)
-		}
-	}
-	return hosts, min(excess, max(1, first-second))
+	return domain, min(excess, max(1, first-second))
 }
 
 type usefulness struct {
@@ -216,17 +244,16 @@ func (h *host) usefulness() usefulness {
 	return usefulness{h.state() == MachineActive, share(h.shape.room, h.free), h.cost, id}
 }
 
-func (u usefulness) less(o usefulness) bool {
-	switch {
-	case u.up != o.up:
-		return !u.up
-	case u.used != o.used:
-		return u.used < o.used
-	case u.cost != o.cost:
-		return u.cost > o.cost
-	default:
-		return u.id > o.id
+func (u usefulness) compare(o usefulness) int {
+	up := func(u usefulness) int {
+		if u.up {
+			return 1
+		}
+		return 0
 	}
+	return cmp.Or(
+		cmp.Compare(up(u), up(o)), cmp.Compare(u.used, o.used), cmp.Compare(o.cost, u.cost), cmp.Compare(o.id, u.id),
+	)
 }
 
 // escalate answers a plan that was too tight. The scheduler says that no more than Count-Pending pods stand somewhere; what
@@ -234,22 +261,14 @@ func (u usefulness) less(o usefulness) bool {
 // or because of a rule that the plan does not know. That part is withdrawn and placed on other nodes, and the machines
 // remember it.
 func (p *planner) escalate(d *demand) {
-	var settled, round int32
-	for _, h := range d.site.hosts {
-		if h.settled() {
-			settled += h.podsOf(d)
-		}
-		for _, m := range h.full {
-			if m.demand == d {
-				round = max(round, m.round)
-			}
-		}
-	}
-	unsettled := d.placed - settled
-	excess := min(d.Pending, settled-(d.Count-d.Pending))
+	round := d.round
+	unsettled := d.placed - d.settled
+	excess := min(d.Pending, d.settled-(d.Count-d.Pending))
 	if excess <= 0 {
 		if d.Pending == 0 || unsettled == 0 && d.missing() == 0 {
-			d.setRounds(1)
+			if round > 1 {
+				d.setRounds(1)
+			}
 		} else {
 			d.avoidsSettled = round > 1
 		}
@@ -317,8 +336,8 @@ func (d *demand) setRounds(round int32) {
 	}
 }
 
-// holds reports whether an empty machine has to stay because it carries the newest mark of an open search for room: with
-// it the memory of the search would go.
+// holding gives the newest round of each open search for room. A machine that carries such a mark stays, also when nothing
+// else holds it: with it the memory of the search would go.
 func (s *site) holding() map[*demand]int32 {
 	newest := map[*demand]int32{}
 	for _, h := range s.hosts {
@@ -334,6 +353,3 @@ func (s *site) holding() map[*demand]int32 {
 func (h *host) heldBy(newest map[*demand]int32) bool {
 	return slices.ContainsFunc(h.full, func(m mark) bool { return newest[m.demand] == m.round && m.round > 1 })
 }
-
-// saturate converts a count that may exceed what a verdict can hold.
-func saturate(n int64) int32 { return int32(min(n, math.MaxInt32)) }

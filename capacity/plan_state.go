@@ -2,9 +2,7 @@ package capacity
 
 import (
 	"cmp"
-	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -47,6 +45,7 @@ type site struct {
 	keys      []string
 	shapes    map[string]*shape
 	slotShape []*shape
+	scratch   []byte
 	// anti counts the pods of a set by key, set and domain.
 	anti map[antiDomain]int32
 	// version counts what can give a need that came short another chance.
@@ -54,16 +53,6 @@ type site struct {
 }
 
 type antiDomain struct{ key, set, value string }
-
-// shape is what nodes of one kind are to the pods of one cluster.
-type shape struct {
-	key    string
-	labels map[string]string
-	taints []corev1.Taint
-	// capacity is before and room after DaemonSets.
-	capacity, room vector
-	accepts        []int8 // by demand.index: 0 unknown, 1 yes, -1 no
-}
 
 // host is a machine, or a node that this plan adds.
 type host struct {
@@ -102,18 +91,19 @@ type demand struct {
 	// price is what one pod costs at least.
 	price float64
 	// hard and soft are spread constraints by domain, hostSkew by node (0: none).
-	hard, soft    []Spread
-	hostSkew      int32
-	hostMin       int32
-	hostAnti      []string       // sets
-	domainAnti    []AntiAffinity // other keys
-	counts        map[string]map[string]int32
-	placed        int32
-	promised      int32
-	avoidsSettled bool
-	stuck         int32
-	served        int // site.version at the last attempt
-	why, nearest  string
+	hard, soft []Spread
+	hostSkew   int32
+	hostMin    int32
+	hostAnti   []string       // sets
+	domainAnti []AntiAffinity // other keys
+	counts     map[string]map[string]int32
+	placed     int32
+	promised   int32
+	// settled and round are what settled machines carry of it, and the latest round of the search for room.
+	settled, round int32
+	avoidsSettled  bool
+	stuck          int32
+	why, nearest   string
 }
 
 func (d *demand) missing() int32 { return d.Count - d.placed }
@@ -253,14 +243,6 @@ func (p *planner) addSlots(offerings []Offering) {
 	})
 }
 
-func merge(sets ...map[string]string) map[string]string {
-	all := map[string]string{}
-	for _, set := range sets {
-		maps.Copy(all, set)
-	}
-	return all
-}
-
 func (p *planner) addSite(in *ClusterInput) {
 	s := &site{
 		in: in, byID: map[string]*demand{}, shapes: map[string]*shape{}, anti: map[antiDomain]int32{},
@@ -293,7 +275,7 @@ func (p *planner) newDemand(s *site, n *Need) *demand {
 	clean.Count = max(0, n.Count)
 	clean.Pending = min(max(0, n.Pending), clean.Count)
 	d := &demand{
-		Need: &clean, site: s, request: p.space.request(n.Profile.Resources), counts: map[string]map[string]int32{}, served: -1,
+		Need: &clean, site: s, request: p.space.request(n.Profile.Resources), counts: map[string]map[string]int32{},
 	}
 	for i, v := range d.request {
 		if v > 0 {
@@ -420,95 +402,6 @@ func (s *site) decisiveKeys() []string {
 		sets(s.in.Daemons[i].NodeAffinity...)
 	}
 	return sortedKeys(keys)
-}
-
-// shapeOf finds or makes the shape of nodes with these labels, taints and resources.
-func (p *planner) shapeOf(s *site, labels map[string]string, taints []corev1.Taint, capacity vector) *shape {
-	var b strings.Builder
-	for _, key := range s.keys {
-		if v, ok := labels[key]; ok {
-			b.WriteString(v)
-			b.WriteByte(1)
-		}
-		b.WriteByte(0)
-	}
-	for i := range taints {
-		b.WriteString(taints[i].Key + "\x01" + taints[i].Value + "\x01" + string(taints[i].Effect) + "\x00")
-	}
-	for _, v := range capacity {
-		for ; v > 0; v >>= 7 {
-			b.WriteByte(byte(v&0x7f | 0x80))
-		}
-		b.WriteByte(0)
-	}
-	key := b.String()
-	if sh := s.shapes[key]; sh != nil {
-		return sh
-	}
-	sh := &shape{
-		key: key, labels: labels, taints: taints, capacity: capacity, room: slices.Clone(capacity),
-		accepts: make([]int8, len(s.demands)),
-	}
-	for i := range s.in.Daemons {
-		if daemon := &s.in.Daemons[i]; daemon.RunsOn(labels, taints) {
-			for j, v := range p.space.request(daemon.Resources) {
-				sh.room[j] -= v
-			}
-		}
-	}
-	s.shapes[key] = sh
-	return sh
-}
-
-func (p *planner) shapeOfSlot(s *site, i int) *shape {
-	if s.slotShape[i] == nil {
-		sl := p.slots[i]
-		s.slotShape[i] = p.shapeOf(s, sl.labels, sl.offering.Taints, sl.capacity)
-	}
-	return s.slotShape[i]
-}
-
-// accepts reports whether pods of d may stand on nodes of the shape at all: labels, taints, and the topology keys that its
-// rules speak of.
-func (sh *shape) acceptsPods(d *demand) bool {
-	if sh.accepts[d.index] == 0 {
-		sh.accepts[d.index] = -1
-		if d.Profile.MatchesLabels(sh.labels) && Tolerates(d.Profile.Tolerations, sh.taints) && sh.hasKeys(d) {
-			sh.accepts[d.index] = 1
-		}
-	}
-	return sh.accepts[d.index] > 0
-}
-
-func (sh *shape) hasKeys(d *demand) bool {
-	for _, spread := range d.hard {
-		if _, ok := sh.labels[spread.TopologyKey]; !ok {
-			return false
-		}
-	}
-	for _, r := range d.unit.same {
-		v, ok := sh.labels[r.Key]
-		if !ok || len(r.Values) > 0 && !slices.Contains(r.Values, v) {
-			return false
-		}
-	}
-	return true
-}
-
-// together is the shape's value of the keys that the unit has to share; empty where there are none.
-func (sh *shape) together(u *unit) string {
-	switch len(u.same) {
-	case 0:
-		return ""
-	case 1:
-		return sh.labels[u.same[0].Key]
-	}
-	var b strings.Builder
-	for _, r := range u.same {
-		b.WriteString(sh.labels[r.Key])
-		b.WriteByte(0)
-	}
-	return b.String()
 }
 
 // lowestPrice is the least that one pod can cost: a whole node's cost shared by as many as fit.

@@ -114,3 +114,6 @@ func size(request, largest vector) float64 {
 	}
 	return part
 }
+
+// saturate narrows a count to what a verdict can hold.
+func saturate(n int64) int32 { return int32(min(n, math.MaxInt32)) }
