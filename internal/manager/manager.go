@@ -1,0 +1,132 @@
+// Package manager wires cmd/manager: the roll-up operator and the pod back-stop in one controller-runtime manager, as a
+// ManagerConfiguration says. It decides nothing about capacity itself. Start reading at Run.
+package manager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	ctrlmanager "sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/controllers/backstop"
+	"github.com/drover-sh/drover/controllers/rollup"
+)
+
+// LeaseName is the Lease that replicas compete for, in the configuration's namespace.
+const LeaseName = "drover-manager"
+
+// shutdownGrace is how long running work may take to end after a signal.
+const shutdownGrace = 10 * time.Second
+
+// Run runs the manager until ctx ends, which is no error, or until it cannot go on. An empty kubeconfig means the pod's own
+// service account. config has its defaults filled and is valid.
+func Run(ctx context.Context, config *configv1alpha1.ManagerConfiguration, kubeconfig string, log logr.Logger) error {
+	restConfig, err := restConfig(kubeconfig)
+	if err != nil {
+		return err
+	}
+	conn, err := rollup.Dial(config.Autoscaler)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	mgr, err := New(ctx, restConfig, config, conn, log)
+	if err != nil {
+		return err
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("running the manager: %w", err)
+	}
+	return nil
+}
+
+// New builds the manager without starting it.
+func New(ctx context.Context, restConfig *rest.Config, config *configv1alpha1.ManagerConfiguration,
+	conn grpc.ClientConnInterface, log logr.Logger) (ctrlmanager.Manager, error) {
+	mgr, err := ctrl.NewManager(restConfig, options(config, log))
+	if err != nil {
+		return nil, fmt.Errorf("building the manager: %w", err)
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return nil, fmt.Errorf("adding the health check: %w", err)
+	}
+	if err := rollup.Setup(ctx, mgr, rollup.Options{Config: config, Conn: conn}); err != nil {
+		return nil, fmt.Errorf("setting up the roll-up operator: %w", err)
+	}
+	if err := backstop.SetupWithManager(mgr, backstop.Options{
+		Config: config.Backstop, Namespace: config.Namespace, Demand: config.Demand,
+	}); err != nil {
+		return nil, fmt.Errorf("setting up the back-stop: %w", err)
+	}
+	return mgr, nil
+}
+
+// Scheme knows every type that the manager reads or writes.
+func Scheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(fleetv1alpha1.AddToScheme(scheme))
+	return scheme
+}
+
+func options(config *configv1alpha1.ManagerConfiguration, log logr.Logger) ctrlmanager.Options {
+	grace := shutdownGrace
+	election := config.LeaderElection
+	return ctrlmanager.Options{
+		Scheme:                  Scheme(),
+		Logger:                  log,
+		Cache:                   rollup.CacheOptions(config.Namespace),
+		Metrics:                 metrics(config),
+		HealthProbeBindAddress:  config.HealthProbeBindAddress,
+		GracefulShutdownTimeout: &grace,
+
+		LeaderElection:          *election.LeaderElect,
+		LeaderElectionID:        LeaseName,
+		LeaderElectionNamespace: config.Namespace,
+		// The process ends when the manager does, so that nothing acts after the lease is given away.
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 &election.LeaseDuration.Duration,
+		RenewDeadline:                 &election.RenewDeadline.Duration,
+		RetryPeriod:                   &election.RetryPeriod.Duration,
+	}
+}
+
+func metrics(config *configv1alpha1.ManagerConfiguration) metricsserver.Options {
+	o := metricsserver.Options{BindAddress: config.MetricsBindAddress}
+	if !config.MetricsInsecure && config.MetricsBindAddress != "0" {
+		o.SecureServing = true
+		o.FilterProvider = filters.WithAuthenticationAndAuthorization
+	}
+	return o
+}
+
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("no --kubeconfig, and not in a pod: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.UserAgent = "drover-manager"
+	// Concurrency is bounded where it matters, and the API server has its own fairness; a second limit would only hold up
+	// leases behind bursts.
+	config.QPS = -1
+	return config, nil
+}
