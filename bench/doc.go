@@ -1,0 +1,7 @@
+// Package bench measures what Drover costs. It holds benchmarks only: plain `go test` compiles them and runs nothing.
+//
+//	go test -run '^$' -bench Plugin -benchtime 1x ./bench/...
+//
+// BenchmarkPlugin runs the real scheduler on a real API server, with and without the plugin CapacityRequest, in turns, and
+// reports by how much the plugin slows the scheduling loop down. Start reading there.
+package bench
