@@ -19,12 +19,22 @@ func (s *Stage) AwaitPods(app string, n int) {
 	})
 }
 
-// AwaitRequests waits until there are that many requests and all have been carried to the autoscaler.
+// AwaitRequests waits until n pods are accounted for: each has a request that was carried to the autoscaler, or was bound
+// before one was needed. It tells how many there are.
 func (s *Stage) AwaitRequests(n int) {
+	var acked, without int
 	s.Await(fmt.Sprintf("%d CapacityRequests, all acknowledged", n), func(w *World) (bool, string) {
-		got, acked := len(w.Requests()), w.Acknowledged()
-		return got == n && acked == n, fmt.Sprintf("%d requests, %d acknowledged", got, acked)
+		requests := len(w.Requests())
+		acked, without = w.Acknowledged(), s.recorder.boundWithout()
+		return requests == acked && requests+without == n,
+			fmt.Sprintf("%d requests, %d acknowledged, %d pods bound without", requests, acked, without)
 	})
+	if without > 0 {
+		s.Step("%s, one for each pod that failed to schedule, all acknowledged; %d pods found a node without",
+			count(acked, "CapacityRequest"), without)
+		return
+	}
+	s.Step("%s, one for each pod, all acknowledged", count(acked, "CapacityRequest"))
 }
 
 // AwaitRunning waits until that many pods of the app run.

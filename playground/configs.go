@@ -26,8 +26,8 @@ import (
 // A playground is impatient: what takes minutes in a fleet takes seconds here. settleTime is the exception: two
 // processors may need a while to bind 64 pods, and a plan must not be called too tight because of that.
 const (
-	launchLatency      = time.Second
-	registerLatency    = 500 * time.Millisecond
+	launchLatency      = 4 * time.Second
+	registerLatency    = time.Second
 	rollUpPeriod       = time.Second
 	rollUpDebounce     = 200 * time.Millisecond
 	backstopDelay      = 2 * time.Second
@@ -121,7 +121,7 @@ func (p *Playground) writeConfigs() error {
 			Clusters:        []configv1alpha1.KWOKCluster{{ID: ClusterID, Kubeconfig: p.kubeconfigOf(Autoscaler)}},
 			LaunchLatency:   duration(launchLatency),
 			RegisterLatency: duration(registerLatency),
-			LatencyJitter:   0.5,
+			LatencyJitter:   0.25,
 		}},
 		Policy: configv1alpha1.PolicyConfig{
 			ConsolidationDelay:   duration(consolidationDelay),

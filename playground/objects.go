@@ -65,13 +65,18 @@ func DefaultOfferings() []configv1alpha1.Offering {
 
 // template is a pod that asks for the resources, given as pairs of name and quantity, and calls itself app.
 func template(app string, pairs ...string) corev1.PodTemplateSpec {
+	requests := quantities(pairs...)
+	limits := corev1.ResourceList{}
+	if gpus, ok := requests[resourceGPU]; ok { // an extended resource has to be limited to what is requested
+		limits[resourceGPU] = gpus
+	}
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
 		Spec: corev1.PodSpec{
 			SchedulerName:                 Scheduler,
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			Containers: []corev1.Container{{
-				Name: "main", Image: image, Resources: corev1.ResourceRequirements{Requests: quantities(pairs...)},
+				Name: "main", Image: image, Resources: corev1.ResourceRequirements{Requests: requests, Limits: limits},
 			}},
 		},
 	}

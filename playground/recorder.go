@@ -137,6 +137,16 @@ func (r *recorder) podsSeen() (n int) {
 	return n
 }
 
+// boundWithout counts the pods that were bound before anybody had to ask for them.
+func (r *recorder) boundWithout() (n int) {
+	for uid, p := range r.pods {
+		if !p.daemon && len(p.nodes) > 0 && r.byPod[uid] == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 func (r *recorder) nodesLaunched() int { return len(r.launched) }
 
 func (r *recorder) nodesReclaimed() (n int) {

@@ -186,6 +186,16 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	}
 	server.Path, server.Out, server.Err = path, log, log
 	server.CertDir = cp.certDir()
+	// Components that ask the API server who calls them look for this authority, too. Nobody has its key.
+	frontProxy := filepath.Join(cp.certDir(), "front-proxy-ca.crt")
+	if err := writeAuthority(frontProxy, "front-proxy"); err != nil {
+		return err
+	}
+	server.Configure().Set("requestheader-client-ca-file", frontProxy).
+		Set("requestheader-allowed-names", "front-proxy-client").
+		Set("requestheader-username-headers", "X-Remote-User").
+		Set("requestheader-group-headers", "X-Remote-Group").
+		Set("requestheader-extra-headers-prefix", "X-Remote-Extra-")
 	for name, values := range cp.options.APIServerArgs {
 		server.Configure().Set(name, values...)
 	}
