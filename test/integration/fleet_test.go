@@ -181,6 +181,7 @@ func (f *fleet) configureAutoscaler(change func(*configv1alpha1.AutoscalerConfig
 	c.Policy.ConsolidationDelay = &metav1.Duration{Duration: 3 * time.Second}
 	c.Policy.CollapseHold = &metav1.Duration{Duration: 5 * time.Second}
 	c.Policy.MaxReclaimsPerMinute = 1000
+	c.Policy.FailedRetention = &metav1.Duration{Duration: 5 * time.Second}
 	c.Policy.SettleTime = &metav1.Duration{Duration: 10 * time.Second}
 	if change != nil {
 		change(c)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,7 +51,16 @@ func trainingStory(t *testing.T, f *fleet) {
 	ns := namespace(t, "training")
 	seen := record(t)
 	staticNode(t, "small", "cpu", "1") // with a node in the cluster it is the scheduler's plugin that asks
+	// Stock comes when all have asked: a pod that finds a node before it was ever refused has no request, rightly.
+	f.setOfferings(t, strings.NewReplacer("count: 52", "count: 0", "count: 64", "count: 0").Replace(defaultOfferings))
+	waitAvailable(t, "gpu-8", 0)
 	training := job(t, ns, "trainer", 64, requests("cpu", "90", "nvidia.com/gpu", "8"), tolerateGPU, sameRack("trainer"))
+	eventually(t, "64 requests are there", func(ctx context.Context) (bool, string) {
+		var requests fleetv1alpha1.CapacityRequestList
+		failure := list(ctx, &requests, client.InNamespace(ns))
+		return len(requests.Items) == 64, fmt.Sprintf("%d %s", len(requests.Items), failure)
+	})
+	f.setOfferings(t, defaultOfferings)
 
 	pods := waitRunning(t, ns, "trainer", 64)
 	seen.expectNodes(t, 64)
@@ -129,6 +139,7 @@ func stockoutStory(t *testing.T, f *fleet) {
 	ns := namespace(t, "stockout")
 	seen := record(t)
 	f.setOfferings(t, strings.NewReplacer("count: 52", "count: 4", "count: 64", "count: 0").Replace(defaultOfferings))
+	waitAvailable(t, "gpu-8", 4)
 	defer f.setOfferings(t, defaultOfferings)
 	training := job(t, ns, "trainer", 8, requests("nvidia.com/gpu", "8"), tolerateGPU)
 
@@ -147,6 +158,7 @@ func stockoutStory(t *testing.T, f *fleet) {
 	seen.expectNodes(t, 8)
 	remove(t, training)
 	waitQuiet(t)
+	waitAvailable(t, "gpu-8", 52+64)
 }
 
 // No node at all, so that the scheduler's plugin is never called: the back-stop asks. The spread decides where.
@@ -301,4 +313,22 @@ func (f *fleet) setOfferings(t *testing.T, content string) {
 	if err := os.Rename(next, f.offeringsFile); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// waitAvailable waits until the cluster is told that so many nodes of the instance type can be had.
+func waitAvailable(t *testing.T, instanceType string, n int32) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d nodes of %s are available", n, instanceType), func(ctx context.Context) (bool, string) {
+		var all fleetv1alpha1.AvailableCapacityList
+		failure := list(ctx, &all)
+		found, sum := false, int32(0)
+		for _, a := range all.Items {
+			for _, r := range a.Spec.Requirements {
+				if r.Key == corev1.LabelInstanceTypeStable && slices.Contains(r.Values, instanceType) {
+					found, sum = true, sum+a.Spec.AvailableCount
+				}
+			}
+		}
+		return found && sum == n, fmt.Sprintf("%d of %d hints %s", sum, len(all.Items), failure)
+	})
 }
