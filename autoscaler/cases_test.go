@@ -455,3 +455,68 @@ func TestMachineIDsAreLabels(t *testing.T) {
 		t.Errorf("%q and %q are no random ids", a, b)
 	}
 }
+
+func TestAClusterThatTheProviderDoesNotKnow(t *testing.T) {
+	w := newWorld(t, testPolicy(), small(30))
+	w.cloud.Unknown = map[string]bool{"typo": true}
+	w.demand("typo", cpuNeed(10, 10))
+	w.active("east", 10)
+	w.advance(30 * time.Minute)
+	w.want("typo", states{})
+	w.want("east", states{Active: 10})
+	if v := w.feed("typo").Verdicts; len(v) != 1 || v[0].Short != 10 || !strings.Contains(v[0].Reason, "not configured") {
+		t.Errorf("the verdict is %v", v)
+	}
+	w.demand("east", cpuNeed(10, 6))
+	w.cloud.Unknown = nil
+	w.advance(10 * time.Minute)
+	w.want("typo", states{Active: 10})
+}
+
+func TestAProviderThatDoesNotAnswerIsAskedAgain(t *testing.T) {
+	w := newWorld(t, testPolicy(), small(10))
+	k := &killer{dead: true}
+	w.wrap = func(p provider.Interface) provider.Interface { return mortalProvider{p, k} }
+	w.start()
+	w.demand("east", cpuNeed(10, 2))
+	w.advance(3 * time.Minute)
+	w.want("east", states{Requested: 2})
+	if m := w.feed("east").Machines[0]; !strings.Contains(m.Message, "does not answer") {
+		t.Errorf("the machine does not say why it is late: %v", m)
+	}
+	refused := 0
+	for _, note := range w.notes {
+		if strings.Contains(note, "did not accept") {
+			refused++
+		}
+	}
+	if refused == 0 || refused > 12 {
+		t.Errorf("asked %d times in three minutes, want a few with growing pauses", refused)
+	}
+	k.dead = false
+	w.advance(time.Minute)
+	w.want("east", states{Active: 2})
+	if m := w.feed("east").Machines; len(m) != 0 {
+		t.Errorf("still listed: %v", m)
+	}
+}
+
+func TestEveryClusterHearsOfTheStock(t *testing.T) {
+	w := newWorld(t, testPolicy(), small(10))
+	w.active("west", 1)
+	w.runner.engine.clusters["west"].feedDirty = false
+	w.demand("east", cpuNeed(10, 5))
+	heard := false
+	w.onTurn = func() {}
+	for range 3 {
+		w.clock.Step(time.Second)
+		w.runner.mu.Lock()
+		if w.runner.engine.Pass(w.clock.Now()); w.runner.engine.clusters["west"].feedDirty {
+			heard = true
+		}
+		w.runner.mu.Unlock()
+	}
+	if !heard {
+		t.Error("west's feed still shows a stock that east has taken")
+	}
+}

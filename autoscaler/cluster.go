@@ -26,6 +26,10 @@ type cluster struct {
 	Grants   []grant
 	surplus  map[place]surplusAges
 
+	// unserved says why the provider gives it nothing, until unservedUntil; then it is tried again.
+	unserved      string
+	unservedUntil time.Time
+
 	// held says why nothing is reclaimed, after the last pass.
 	held     string
 	verdicts []capacity.Verdict

@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -33,6 +34,8 @@ type Engine struct {
 
 	// passAt is when the next pass is due because of an input; zero: no input waits for one.
 	passAt time.Time
+	// lastStock is what every cluster was last told of the offerings.
+	lastStock []capacity.Offering
 	// timedAt is when, after the last pass, time alone may change a decision; zero: never.
 	timedAt time.Time
 	notes   []Note
@@ -131,11 +134,7 @@ func (e *Engine) adopt(c *cluster, m *machine) {
 // RollUp takes a cluster's demand. It returns false for a late message, which changes nothing.
 func (e *Engine) RollUp(now time.Time, r *RollUp) bool {
 	c := e.cluster(r.Cluster, now)
-	c.seenAt = now
-	if c.silent {
-		c.silent, c.feedDirty = false, true
-		e.note(c.id, "", "", "", "roll-ups come again")
-	}
+	e.heard(now, c)
 	if r.late(c.rollUp) {
 		return false
 	}
@@ -153,10 +152,19 @@ func (e *Engine) RollUp(now time.Time, r *RollUp) bool {
 	return true
 }
 
+// heard notes that a cluster is not silent.
+func (e *Engine) heard(now time.Time, c *cluster) {
+	c.seenAt = now
+	if c.silent {
+		c.silent, c.feedDirty = false, true
+		e.note(c.id, "", "", "", "roll-ups come again")
+	}
+}
+
 // Seen notes a roll-up that repeats the last one.
 func (e *Engine) Seen(at time.Time, clusterID string, sequence uint64) {
 	if c := e.clusters[clusterID]; c != nil && c.rollUp != nil {
-		c.seenAt = at
+		e.heard(at, c)
 		c.rollUp.Sequence = max(c.rollUp.Sequence, sequence)
 	}
 }
@@ -191,6 +199,12 @@ func (e *Engine) Accepted(now time.Time, call Call, err error) {
 	m := c.machines[call.ID]
 	if call.Launch != wantsLaunch(m) {
 		return // the machine has moved on since
+	}
+	if errors.Is(err, provider.ErrUnknownCluster) && call.Launch {
+		// Nothing exists, and asking again will not change that. The cluster gets nothing for a while.
+		c.unserved, c.unservedUntil = err.Error(), now.Add(e.policy.BackoffMax)
+		e.gone(now, c, m, "not launched: "+err.Error())
+		return
 	}
 	if err != nil {
 		if message := "the provider does not answer: " + err.Error(); m.Message != message && m.inFlight() {
@@ -284,6 +298,7 @@ func (e *Engine) deadline(now time.Time) (next time.Time) {
 		at(b.until)
 	}
 	for _, c := range e.clusters {
+		at(c.unservedUntil)
 		if c.rollUp != nil && !c.silent {
 			at(c.seenAt.Add(e.policy.SilentAfter))
 		}

@@ -22,8 +22,13 @@ const maxFailedShown = 100
 
 // Feed returns the state of a cluster as its operator is told; session, sequence and time are the sender's to fill in.
 func (e *Engine) Feed(now time.Time, clusterID string) *fleetpb.FeedState {
+	return e.feedWith(now, clusterID, e.stock(now))
+}
+
+// feedWith is Feed with the stock at hand, which is the same for all clusters.
+func (e *Engine) feedWith(now time.Time, clusterID string, stock []capacity.Offering) *fleetpb.FeedState {
 	out := &fleetpb.FeedState{ClusterId: clusterID}
-	shapeOf := e.offeringRows(now, out)
+	shapeOf := e.offeringRows(stock, out)
 	c := e.clusters[clusterID]
 	if c == nil {
 		return out
@@ -53,8 +58,7 @@ func (e *Engine) Feed(now time.Time, clusterID string) *fleetpb.FeedState {
 }
 
 // offeringRows adds the offerings, each with a shape of its own, and returns the shapes' indexes by offering.
-func (e *Engine) offeringRows(now time.Time, out *fleetpb.FeedState) map[string]int32 {
-	stock := e.stock(now)
+func (e *Engine) offeringRows(stock []capacity.Offering, out *fleetpb.FeedState) map[string]int32 {
 	shapeOf := make(map[string]int32, len(stock))
 	for i, o := range stock {
 		index := int32(len(out.Shapes))

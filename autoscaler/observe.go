@@ -148,7 +148,7 @@ func (e *Engine) Event(now time.Time, event provider.Event) {
 	case provider.LaunchFailed:
 		if m.State == Requested {
 			e.launchFailed(now, m, event.Message)
-			e.fail(now, c, m, "launch failed: "+event.Message)
+			e.fail(now, c, m, failedPrefix+event.Message)
 			e.released(now, c, m)
 		} else if m.State == Terminating {
 			e.gone(now, c, m, "it never existed: "+event.Message)
@@ -199,6 +199,9 @@ func (e *Engine) instance(now time.Time, c *cluster, m *machine, providerID, nod
 		e.enter(now, c, m, Launched, "the provider has launched it")
 	}
 }
+
+// failedPrefix begins the message of a machine whose launch failed.
+const failedPrefix = "launch failed: "
 
 func (e *Engine) launchFailed(now time.Time, m *machine, message string) {
 	b := e.backoff[m.place()]

@@ -3,6 +3,7 @@ package autoscaler
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 // Pass plans for all clusters and brings the records in line with the plan. What is decided is in the next Ready.
 func (e *Engine) Pass(now time.Time) {
 	e.passAt = time.Time{}
-	defer func() { e.timedAt = e.deadline(now) }()
+	defer e.finish(now)
 	for id, at := range e.tombstones {
 		if now.Sub(at) >= tombstoneLife {
 			delete(e.tombstones, id)
@@ -68,6 +69,17 @@ func byCluster(sets []capacity.ReclaimSet) map[string][]capacity.ReclaimSet {
 	return out
 }
 
+// finish notes when to plan again, and tells every cluster of a stock that has changed: stock is the fleet's.
+func (e *Engine) finish(now time.Time) {
+	e.timedAt = e.deadline(now)
+	if stock := e.stock(now); !reflect.DeepEqual(stock, e.lastStock) {
+		e.lastStock = stock
+		for _, c := range e.clusters {
+			c.feedDirty = true
+		}
+	}
+}
+
 // expire does what time alone decides for machines and for a silent cluster.
 func (e *Engine) expire(now time.Time, c *cluster) {
 	if c.rollUp != nil && !c.silent && !now.Before(c.seenAt.Add(e.policy.SilentAfter)) {
@@ -105,6 +117,8 @@ func (e *Engine) heldReason(now time.Time, c *cluster) string {
 		return "reclaim is disabled"
 	case !c.reported:
 		return "no roll-up since the autoscaler started"
+	case now.Before(c.unservedUntil):
+		return c.unserved
 	}
 	return collapsed
 }
@@ -162,7 +176,7 @@ func expected(promised, learned capacity.Resources) capacity.Resources {
 
 func (e *Engine) clusterInput(now time.Time, c *cluster) capacity.ClusterInput {
 	in := capacity.ClusterInput{ID: c.id, Held: c.held != "", HeldReason: c.held}
-	if c.rollUp != nil {
+	if c.rollUp != nil && !now.Before(c.unservedUntil) {
 		in.Needs, in.Daemons = c.rollUp.Needs, c.rollUp.Daemons
 	}
 	for _, m := range c.sorted() {
@@ -188,6 +202,12 @@ func (e *Engine) judge(now time.Time, plan capacity.Plan) {
 		verdicts[v.Cluster] = append(verdicts[v.Cluster], v)
 	}
 	for id, c := range e.clusters {
+		if c.rollUp != nil && now.Before(c.unservedUntil) {
+			for _, need := range c.rollUp.Needs {
+				verdicts[id] = append(verdicts[id], capacity.Verdict{Cluster: id, NeedID: need.ID, State: capacity.VerdictShort,
+					Short: need.Count, Reason: c.unserved})
+			}
+		}
 		if !slices.Equal(c.verdicts, verdicts[id]) {
 			c.verdicts, c.feedDirty = verdicts[id], true
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -160,7 +161,7 @@ func (e *Engine) restoreMachine(now time.Time, c *cluster, shape shapeRecord, st
 			e.call(m)
 		}
 		if m.LaunchedAt.IsZero() {
-			e.launchFailed(m.Since, m, m.Message)
+			e.launchFailed(m.Since, m, strings.TrimPrefix(m.Message, failedPrefix))
 		}
 	}
 }

@@ -15,13 +15,14 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/drover-sh/drover/autoscaler/provider"
+	"github.com/drover-sh/drover/capacity"
 )
 
 const (
 	// storeRetry is the pause after a failed write to the state store.
 	storeRetry = time.Second
-	// callRetry is the pause after a provider call that was not accepted.
-	callRetry = time.Second
+	// callRetry is the pause after a provider call that was not accepted; it doubles up to callRetryMax.
+	callRetry, callRetryMax = time.Second, 30 * time.Second
 	// callTimeout bounds one provider call.
 	callTimeout = 10 * time.Second
 	// storeConcurrency bounds writes to the state store at a time.
@@ -44,9 +45,14 @@ type Runner struct {
 	waiters []*waiter
 
 	kick chan struct{}
-	// notBefore put off the next write and the next provider calls after a failure. Used by Turn alone.
-	storeNotBefore, callNotBefore time.Time
+	// storeNotBefore puts off the next write after a failure, and refusals the next provider calls, by cluster: one that
+	// cannot be reached is no reason to starve the others. Used by Turn alone.
+	storeNotBefore time.Time
+	refusals       map[string]refusal
 }
+
+// errStopping answers what came too late to be stored.
+var errStopping = errors.New("the autoscaler is shutting down")
 
 // waiter is a roll-up that is acknowledged once it is stored.
 type waiter struct {
@@ -58,7 +64,7 @@ type waiter struct {
 func NewRunner(engine *Engine, store Store, p provider.Interface, c clock.Clock, log logr.Logger,
 	registry prometheus.Registerer) *Runner {
 	r := &Runner{store: store, provider: p, clock: c, log: log, metrics: newMetrics(registry), engine: engine,
-		hub: newHub(), ledger: newLedger(), kick: make(chan struct{}, 1)}
+		hub: newHub(), ledger: newLedger(), refusals: map[string]refusal{}, kick: make(chan struct{}, 1)}
 	registry.MustRegister(gauges{r, r.metrics})
 	return r
 }
@@ -195,14 +201,14 @@ func (r *Runner) Turn(ctx context.Context) time.Time {
 	if !r.save(ctx, now, ready, waiters) {
 		return r.storeNotBefore
 	}
-	r.call(ctx, now, ready.Calls)
+	retry := r.call(ctx, now, ready.Calls)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.publish(now, ready.Feeds)
 	next := r.engine.PassDue()
-	if len(r.engine.calls) > 0 && r.callNotBefore.After(now) && (next.IsZero() || r.callNotBefore.Before(next)) {
-		next = r.callNotBefore
+	if !retry.IsZero() && (next.IsZero() || retry.Before(next)) {
+		next = retry
 	}
 	return next
 }
@@ -258,29 +264,43 @@ func (r *Runner) write(ctx context.Context, ready Ready) error {
 	return group.Wait()
 }
 
-// call makes the provider calls. One that is not accepted ends the round: the provider is unwell.
-func (r *Runner) call(ctx context.Context, now time.Time, calls []Call) {
-	if len(calls) == 0 || now.Before(r.callNotBefore) {
-		return
-	}
-	r.callNotBefore = time.Time{}
-	refused := map[string]bool{} // by cluster: one that cannot be reached is no reason to starve the others
+// refusal is a pause in which a cluster's machines are not asked for.
+type refusal struct {
+	until time.Time
+	pause time.Duration
+}
+
+// call makes the provider calls and returns when the next one is due that was put off; zero: none was.
+func (r *Runner) call(ctx context.Context, now time.Time, calls []Call) (next time.Time) {
 	for _, c := range calls {
-		if refused[c.Cluster] {
-			continue
+		refused := r.refusals[c.Cluster]
+		if !now.Before(refused.until) {
+			if r.accepted(now, c, r.callOne(ctx, c)) {
+				delete(r.refusals, c.Cluster)
+				continue
+			}
+			refused.pause = min(max(2*refused.pause, callRetry), callRetryMax)
+			refused.until = now.Add(refused.pause)
+			r.refusals[c.Cluster] = refused
 		}
-		err := r.callOne(ctx, c)
-		result := "accepted"
-		if err != nil {
-			result = "refused"
-			refused[c.Cluster] = true
-			r.callNotBefore = now.Add(callRetry)
+		if next.IsZero() || refused.until.Before(next) {
+			next = refused.until
 		}
-		r.metrics.calls.WithLabelValues(c.verb(), result).Inc()
-		r.mu.Lock()
-		r.engine.Accepted(r.clock.Now(), c, err)
-		r.mu.Unlock()
 	}
+	return next
+}
+
+// accepted tells the engine how a call ended.
+func (r *Runner) accepted(now time.Time, c Call, err error) bool {
+	result := "accepted"
+	if err != nil {
+		result = "refused"
+	}
+	r.metrics.calls.WithLabelValues(c.verb(), result).Inc()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.engine.Accepted(now, c, err)
+	return err == nil
 }
 
 func (c Call) verb() string {
@@ -301,9 +321,13 @@ func (r *Runner) callOne(ctx context.Context, c Call) error {
 
 // publish hands changed feeds to their subscribers.
 func (r *Runner) publish(now time.Time, clusters []string) {
+	var stock []capacity.Offering
 	for _, id := range clusters {
 		if r.hub.wanted(id) {
-			r.hub.publish(r.engine.Feed(now, id))
+			if stock == nil {
+				stock = r.engine.stock(now)
+			}
+			r.hub.publish(r.engine.feedWith(now, id, stock))
 		}
 	}
 }
@@ -325,6 +349,8 @@ func (r *Runner) submit(ctx context.Context, rollUp *RollUp, digest digest) erro
 	select {
 	case err := <-w.done:
 		return err
+	case <-r.hub.closed:
+		return errStopping
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for the roll-up to be stored: %w", ctx.Err())
 	}

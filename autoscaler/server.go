@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -108,8 +109,10 @@ func (r *Runner) report(ctx context.Context, cluster string, observations []Obse
 	select {
 	case err := <-w.done:
 		return err
+	case <-r.hub.closed:
+		return errStopping
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("waiting for the report to be stored: %w", ctx.Err())
 	}
 }
 

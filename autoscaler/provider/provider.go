@@ -8,6 +8,7 @@ package provider
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,6 +81,10 @@ type Offering struct {
 	// Availability is a hint of how sure the stock is: High, Medium, Low or None.
 	Availability string
 }
+
+// ErrUnknownCluster is what Launch, Terminate and List answer, wrapped, for a cluster that the provider is not configured
+// for. It stays so until somebody changes the configuration.
+var ErrUnknownCluster = errors.New("the provider is not configured for the cluster")
 
 // Interface is a provider. Its methods are safe for concurrent use and return quickly: they accept work and report its end
 // by events. An error of a method means "not accepted, say it again later", never "it cannot be had": that is LaunchFailed.

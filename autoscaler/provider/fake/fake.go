@@ -24,6 +24,8 @@ type Cloud struct {
 	Latency time.Duration
 	// Events decides how often an event is delivered; nil: once.
 	Events func(provider.Event) int
+	// Unknown clusters are those that the provider is not configured for.
+	Unknown map[string]bool
 	// Fail returns why a launch fails, or "".
 	Fail func(provider.Request) string
 
@@ -192,6 +194,9 @@ func (p *Provider) Launch(_ context.Context, request provider.Request) error {
 	c := p.cloud
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.Unknown[request.Cluster] {
+		return fmt.Errorf("cluster %q: %w", request.Cluster, provider.ErrUnknownCluster)
+	}
 	switch m := c.machines[request.ID]; {
 	case c.ended[request.ID]:
 		c.pending = append(c.pending, provider.Event{Type: provider.Terminated, Ref: request.Ref})
@@ -208,6 +213,9 @@ func (p *Provider) Terminate(_ context.Context, ref provider.Ref) error {
 	c := p.cloud
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.Unknown[ref.Cluster] {
+		return fmt.Errorf("cluster %q: %w", ref.Cluster, provider.ErrUnknownCluster)
+	}
 	if m := c.machines[ref.ID]; m != nil {
 		m.ending = true
 	} else {

@@ -223,7 +223,7 @@ func (p *Provider) poll(ctx context.Context) {
 // Launch implements provider.Interface.
 func (p *Provider) Launch(_ context.Context, request provider.Request) error {
 	if p.clusters[request.Cluster] == nil {
-		return fmt.Errorf("cluster %q is not listed in provider.kwok.clusters", request.Cluster)
+		return unknownCluster(request.Cluster)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +250,7 @@ func (p *Provider) newMachine(request provider.Request) *machine {
 // Terminate implements provider.Interface.
 func (p *Provider) Terminate(_ context.Context, ref provider.Ref) error {
 	if p.clusters[ref.Cluster] == nil {
-		return fmt.Errorf("cluster %q is not listed in provider.kwok.clusters", ref.Cluster)
+		return unknownCluster(ref.Cluster)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,6 +263,10 @@ func (p *Provider) Terminate(_ context.Context, ref provider.Ref) error {
 	return nil
 }
 
+func unknownCluster(id string) error {
+	return fmt.Errorf("cluster %q is not listed in provider.kwok.clusters: %w", id, provider.ErrUnknownCluster)
+}
+
 // errNotSynced: the Nodes of a cluster are not known yet.
 var errNotSynced = errors.New("the cluster's nodes are not listed yet")
 
@@ -270,7 +274,7 @@ var errNotSynced = errors.New("the cluster's nodes are not listed yet")
 func (p *Provider) List(_ context.Context, clusterID string) ([]provider.Instance, error) {
 	c := p.clusters[clusterID]
 	if c == nil {
-		return nil, fmt.Errorf("cluster %q is not listed in provider.kwok.clusters", clusterID)
+		return nil, unknownCluster(clusterID)
 	}
 	if !c.informer.HasSynced() {
 		return nil, fmt.Errorf("cluster %q: %w", clusterID, errNotSynced)
