@@ -85,8 +85,9 @@ func (e *Engine) learn(now time.Time, c *cluster, m *machine, allocatable capaci
 	if len(allocatable) == 0 || m.State == Terminating || m.State == Failed {
 		return
 	}
+	known := m.allocatable()
 	for name, amount := range allocatable {
-		if m.Learned[name] != amount || len(m.Learned) != len(allocatable) {
+		if known[name] != amount {
 			m.Learned = allocatable
 			e.changed(c)
 			e.wake(now)

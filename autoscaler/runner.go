@@ -45,6 +45,8 @@ type Runner struct {
 	waiters []*waiter
 
 	kick chan struct{}
+	// note takes what the engine decided and why; by default it goes to the log.
+	note func(Note)
 	// storeNotBefore puts off the next write after a failure, and refusals the next provider calls, by cluster: one that
 	// cannot be reached is no reason to starve the others. Used by Turn alone.
 	storeNotBefore time.Time
@@ -65,8 +67,18 @@ func NewRunner(engine *Engine, store Store, p provider.Interface, c clock.Clock,
 	registry prometheus.Registerer) *Runner {
 	r := &Runner{store: store, provider: p, clock: c, log: log, metrics: newMetrics(registry), engine: engine,
 		hub: newHub(), ledger: newLedger(), refusals: map[string]refusal{}, kick: make(chan struct{}, 1)}
+	r.note = r.logNote
 	registry.MustRegister(gauges{r, r.metrics})
 	return r
+}
+
+func (r *Runner) logNote(n Note) {
+	if n.From != n.To {
+		r.log.Info("Machine changed state", "cluster", n.Cluster, "machine", n.Subject, "from", n.From, "to", n.To,
+			"reason", n.Why)
+		return
+	}
+	r.log.Info("Decision", "cluster", n.Cluster, "subject", n.Subject, "reason", n.Why)
 }
 
 // Restore loads the state store into the engine. Call it once, before anything else.
@@ -196,7 +208,7 @@ func (r *Runner) Turn(ctx context.Context) time.Time {
 	r.mu.Unlock()
 
 	for _, note := range ready.Notes {
-		r.log.Info(note.Why, "cluster", note.Cluster, "subject", note.Subject, "from", note.From, "to", note.To)
+		r.note(note)
 	}
 	if !r.save(ctx, now, ready, waiters) {
 		return r.storeNotBefore

@@ -116,6 +116,7 @@ func (w *world) start() {
 	if err := r.Restore(context.Background()); err != nil {
 		w.t.Fatal(err)
 	}
+	r.note = func(n Note) { w.notes = append(w.notes, fmt.Sprintf("%s %s", w.clock.Now().Sub(epoch), n)) }
 	w.runner = r
 	p.Connect(r.Event)
 }
@@ -196,7 +197,6 @@ func (w *world) send(cluster string) {
 
 // turn runs one turn and keeps its notes.
 func (w *world) turn() {
-	w.runner.log = logr.New(&noteSink{w})
 	w.runner.Turn(context.Background())
 	if w.onTurn != nil {
 		w.onTurn()
@@ -345,26 +345,6 @@ func (w *world) want(cluster string, want map[MachineState]int) {
 		w.t.Fatalf("at %s cluster %s has %v, want %v\nlast notes:\n%s", w.clock.Now().Sub(epoch), cluster, got, want,
 			strings.Join(w.notes[max(0, len(w.notes)-25):], "\n"))
 	}
-}
-
-// noteSink keeps the runner's notes for transcripts.
-type noteSink struct{ w *world }
-
-func (*noteSink) Init(logr.RuntimeInfo)            {}
-func (*noteSink) Enabled(int) bool                 { return true }
-func (s *noteSink) WithValues(...any) logr.LogSink { return s }
-func (s *noteSink) WithName(string) logr.LogSink   { return s }
-func (s *noteSink) Error(err error, msg string, _ ...any) {
-	s.w.notes = append(s.w.notes, fmt.Sprintf("%s %s: %v", s.w.clock.Now().Sub(epoch), msg, err))
-}
-
-func (s *noteSink) Info(_ int, msg string, values ...any) {
-	if len(values) != 8 {
-		return
-	}
-	note := Note{Cluster: values[1].(string), Subject: values[3].(string), From: values[5].(MachineState),
-		To: values[7].(MachineState), Why: msg}
-	s.w.notes = append(s.w.notes, fmt.Sprintf("%s %s", s.w.clock.Now().Sub(epoch), note))
 }
 
 var errCrash = errors.New("killed")
