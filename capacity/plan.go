@@ -16,8 +16,8 @@ import (
 //   - Plan.Allotments[id] as the Allotment of every machine that exists;
 //   - Launch.Allotment as the Allotment of the machine that it makes of a Launch.
 //
-// An Allotment is opaque but for its need ids: an entry "<need id>/full" is no count of pods but a mark that the planner set
-// for itself, and has to be stored like the others.
+// An Allotment is opaque but for its need ids: entries "<need id>/full" and "<need id>/round" are no counts of pods but the
+// planner's own memory, and have to be stored like the others.
 //
 // A machine is Settled when it is Active and its Allotment has not grown for as long as the scheduler may need to use it: a
 // caller starts that time anew when an Allotment grows. Need.Pending beyond what stands on machines that are not settled
@@ -47,11 +47,16 @@ func MakePlan(in Input) Plan {
 	for _, s := range p.sites {
 		p.consolidate(s)
 		p.journal = p.journal[:0]
+		for _, d := range s.demands {
+			if d.round > 0 {
+				s.searches = append(s.searches, d)
+			}
+		}
 		s.release(p, &plan)
 		plan.Launches = append(plan.Launches, p.launches(s)...)
 		for _, h := range s.hosts {
 			if h.machine != nil {
-				plan.Allotments[h.machine.ID] = h.allotment()
+				plan.Allotments[h.machine.ID] = h.allotment(s)
 			}
 		}
 		plan.Verdicts = append(plan.Verdicts, p.verdicts(s)...)
@@ -66,7 +71,7 @@ func (p *planner) launches(s *site) []Launch {
 		if h.machine == nil {
 			sl := p.slots[h.slot]
 			launches = append(launches, Launch{
-				Cluster: s.in.ID, Offering: sl.offering.Name, Domain: sl.domain.Name, Allotment: h.allotment(),
+				Cluster: s.in.ID, Offering: sl.offering.Name, Domain: sl.domain.Name, Allotment: h.allotment(s),
 			})
 		}
 	}
@@ -76,17 +81,22 @@ func (p *planner) launches(s *site) []Launch {
 	return launches
 }
 
-// allotment is what the caller stores with the machine. Marks of a machine that is given back anyway are not worth keeping.
-func (h *host) allotment() map[string]int32 {
+// allotment is what the caller stores with the machine. A machine that is given back has no use for memories.
+func (h *host) allotment(s *site) map[string]int32 {
 	a := make(map[string]int32, len(h.loads)+len(h.full))
 	for _, l := range h.loads {
 		a[l.demand.ID] = l.pods
 	}
-	if h.reclaiming() {
+	if h.state() != MachineActive {
 		return a
 	}
-	for _, m := range h.full {
-		a[m.demand.ID+fullSuffix] = m.round
+	for _, d := range h.full {
+		a[d.ID+fullSuffix] = 1
+	}
+	for _, d := range s.searches {
+		if h.shape.acceptsPods(d) {
+			a[d.ID+roundSuffix] = d.round
+		}
 	}
 	return a
 }

@@ -170,7 +170,7 @@ func describe(f *fleet, p capacity.Plan) string {
 			name = v.Cluster + "/" + name
 		}
 		text := fmt.Sprintf("%s, %d met, %d in flight, %d short\n", v.State, v.Met, v.InFlight, v.Short)
-		if v.Short > 0 || strings.Contains(v.Reason, "stay pending") {
+		if v.Short > 0 {
 			text += fmt.Sprintf("  %s\n", v.Reason)
 			if v.Nearest != "" {
 				text += fmt.Sprintf("  nearest offering: %s\n", v.Nearest)

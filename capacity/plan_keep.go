@@ -6,13 +6,18 @@ import (
 	"strings"
 )
 
-// fullSuffix marks an entry of Machine.Allotment that is no count of pods: <need id>/full on a machine means that the
-// scheduler, left to itself for long enough, did not put pods of the need there although the plan had room for them. Its
-// value is the round of the search for room in which that was found: 1 once every pod of the need had found a node.
-const fullSuffix = "/full"
+// Entries of Machine.Allotment that are no counts of pods but the planner's memory of a packing that was too tight.
+const (
+	// fullSuffix after a need's id says that the scheduler, left to itself for long enough, did not put pods of the need on
+	// this machine although the plan had room for them. It ends when pods leave the machine.
+	fullSuffix = "/full"
+	// roundSuffix after a need's id counts how many times in a row room was added for pods that stayed pending. Every machine
+	// of the cluster that could carry the need has it, so that it outlives any of them. It ends when the pods run.
+	roundSuffix = "/round"
+)
 
-// lastRound ends the search for room: as many times in a row extra room was added and pods were still pending afterwards.
-const lastRound = 4
+// lastRound ends the search for room: what three additions did not help, a fourth will not.
+const lastRound = 3
 
 // addHosts takes the cluster's machines in, each with what the last plan put there and still may stand there. What does not
 // fit any more, because the node turned out smaller or the rules changed, is placed anew.
@@ -66,8 +71,12 @@ func (p *planner) recall(s *site, h *host) {
 	entries := make([]load, 0, len(h.machine.Allotment))
 	for id, n := range h.machine.Allotment {
 		if need, isMark := strings.CutSuffix(id, fullSuffix); isMark {
-			if d := s.byID[need]; d != nil && n > 0 {
-				h.full = append(h.full, mark{d, n})
+			if d := s.byID[need]; d != nil {
+				h.full = append(h.full, d)
+			}
+		} else if need, isRound := strings.CutSuffix(id, roundSuffix); isRound {
+			if d := s.byID[need]; d != nil {
+				d.round = max(d.round, n)
 			}
 		} else if d := s.byID[id]; d != nil && n > 0 {
 			entries = append(entries, load{d, n})
@@ -75,7 +84,6 @@ func (p *planner) recall(s *site, h *host) {
 			h.shrunk = true
 		}
 	}
-	slices.SortFunc(h.full, func(a, b mark) int { return cmp.Compare(a.demand.index, b.demand.index) })
 	slices.SortFunc(entries, func(a, b load) int { return cmp.Compare(a.demand.index, b.demand.index) })
 	marks := h.full
 	h.full = nil // what stands there stands there
@@ -94,28 +102,19 @@ func (p *planner) keep(s *site) {
 		p.shrink(d)
 	}
 	for _, h := range s.hosts {
-		if h.shrunk {
-			h.full = nil
-		}
-	}
-	for _, h := range s.hosts {
-		for _, l := range h.loads {
-			if h.settled() {
+		if h.settled() {
+			for _, l := range h.loads {
 				l.demand.settled += l.pods
 			}
-		}
-		for _, m := range h.full {
-			m.demand.round = max(m.demand.round, m.round)
 		}
 	}
 	for _, d := range s.demands {
 		p.escalate(d)
 	}
-	// A machine without pods is as good as any other of its kind. Were its marks kept, it could not take over from one that
-	// the cluster chose to give back in its stead.
-	newest := s.holding()
 	for _, h := range s.hosts {
-		if h.pods == 0 && !h.heldBy(newest) {
+		// A machine without pods is as good as any other of its kind. Were its marks kept, it could not take over from one
+		// that the cluster chose to give back in its stead.
+		if h.shrunk || h.pods == 0 {
 			h.full = nil
 		}
 	}
@@ -261,40 +260,35 @@ func (u usefulness) compare(o usefulness) int {
 // or because of a rule that the plan does not know. That part is withdrawn and placed on other nodes, and the machines
 // remember it.
 func (p *planner) escalate(d *demand) {
-	round := d.round
 	unsettled := d.placed - d.settled
 	excess := min(d.Pending, d.settled-(d.Count-d.Pending))
 	if excess <= 0 {
 		if d.Pending == 0 || unsettled == 0 && d.missing() == 0 {
-			if round > 1 {
-				d.setRounds(1)
-			}
-		} else {
-			d.avoidsSettled = round > 1
+			d.round = 0
 		}
+		d.avoidsSettled = d.round > 0 && d.round < lastRound
 		return
 	}
 	if d.unit.required() > 0 {
 		// A gang waits as a whole, so that all of it is pending when room for one is missing: look for room bit by bit.
 		excess = min(excess, max(1, d.Count/8))
 		if unsettled > 0 {
-			excess = 0
+			d.avoidsSettled = true
+			return
 		}
 	}
+	if d.round >= lastRound {
+		d.stuck = excess
+		return
+	}
+	d.round++
 	d.avoidsSettled = true
-	if excess == 0 {
-		return
-	}
-	if round >= lastRound {
-		d.avoidsSettled, d.stuck = false, excess
-		return
-	}
-	p.loosen(d, excess, max(1, round)+1)
+	p.loosen(d, excess)
 }
 
 // loosen withdraws pods of d from settled machines: from those that carry other pods too, where room is most likely to have
 // gone to those, and from those with fewest pods of d.
-func (p *planner) loosen(d *demand, excess, round int32) {
+func (p *planner) loosen(d *demand, excess int32) {
 	var hosts []*host
 	for _, h := range d.site.hosts {
 		if h.settled() && h.podsOf(d) > 0 {
@@ -320,36 +314,9 @@ func (p *planner) loosen(d *demand, excess, round int32) {
 		}
 		n := min(excess, h.podsOf(d))
 		p.place(d.site, h, d, -n)
-		h.full = slices.DeleteFunc(h.full, func(m mark) bool { return m.demand == d })
-		h.full = append(h.full, mark{d, round})
+		if !h.fullFor(d) {
+			h.full = append(h.full, d)
+		}
 		excess -= n
 	}
-}
-
-func (d *demand) setRounds(round int32) {
-	for _, h := range d.site.hosts {
-		for i := range h.full {
-			if h.full[i].demand == d {
-				h.full[i].round = round
-			}
-		}
-	}
-}
-
-// holding gives the newest round of each open search for room. A machine that carries such a mark stays, also when nothing
-// else holds it: with it the memory of the search would go.
-func (s *site) holding() map[*demand]int32 {
-	newest := map[*demand]int32{}
-	for _, h := range s.hosts {
-		for _, m := range h.full {
-			if m.round > 1 {
-				newest[m.demand] = max(newest[m.demand], m.round)
-			}
-		}
-	}
-	return newest
-}
-
-func (h *host) heldBy(newest map[*demand]int32) bool {
-	return slices.ContainsFunc(h.full, func(m mark) bool { return newest[m.demand] == m.round && m.round > 1 })
 }

@@ -2,6 +2,7 @@ package capacity_test
 
 import (
 	"fmt"
+	"hash/fnv"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -210,8 +211,8 @@ func TestSimSearchForRoomEnds(t *testing.T) {
 	}
 	for _, v := range w.plan.Verdicts {
 		if v.NeedID == "odd" {
-			want(t, "reason", v.Reason, "1 pods stay pending although nodes with room for them are up, also after more were "+
-				"added: a rule that the planner does not know keeps them off")
+			want(t, "reason", v.Reason, "pending although nodes with room are up, also after more were added: 1; "+
+				"a rule that the planner does not know keeps them off")
 		}
 	}
 	w.delete("odd", 1)
@@ -256,6 +257,33 @@ func TestSimFragmentation(t *testing.T) {
 		}
 		if machines := int64(len(w.site().Machines)); machines*16_000 > 2*used+32_000 {
 			t.Fatalf("%d machines for %dm CPU", machines, used)
+		}
+	})
+}
+
+// TestSimUnknownRules: when pods refuse some of the nodes for reasons that the planner does not know, launches and drains
+// stop all the same, and machines stay within bounds.
+func TestSimUnknownRules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		needs := []capacity.Need{cpuNeed("a", 7), cpuNeed("b", 4), cpuNeed("c", 1)}
+		w := newWorld(simFleet(cpuOffering("cpu-16", 16, 1, 1000), needs...), rapid.Int64().Draw(t, "seed"))
+		picky := rapid.IntRange(2, 6).Draw(t, "picky")
+		w.refuses = func(p *simPod, m *capacity.Machine) bool {
+			h := fnv.New32a()
+			h.Write([]byte(p.need + m.ID))
+			return int(h.Sum32()/7)%picky == 0
+		}
+		for _, n := range needs {
+			w.create(n.ID, rapid.IntRange(0, 30).Draw(t, "created"))
+		}
+		for range 3 {
+			if err := w.run(200); err != nil {
+				t.Fatalf("tick %d: %v", w.tick, err)
+			}
+			if w.tick-w.lastMove < 50 {
+				t.Fatalf("launches or drains at tick %d of %d:\n%s", w.lastMove, w.tick, w.story())
+			}
+			w.delete("b", rapid.IntRange(0, 10).Draw(t, "deleted"))
 		}
 	})
 }

@@ -45,6 +45,7 @@ type site struct {
 	keys      []string
 	shapes    map[string]*shape
 	slotShape []*shape
+	searches  []*demand // in which room was added for pods that stayed pending
 	scratch   []byte
 	// anti counts the pods of a set by key, set and domain.
 	anti map[antiDomain]int32
@@ -62,21 +63,15 @@ type host struct {
 	cost    float64
 	free    vector
 	loads   []load
-	full    []mark
+	full    []*demand
 	pods    int32
-	// shrunk: pods left this machine in this pass, so that what the scheduler once found here says nothing any more.
+	// shrunk: pods left this machine in this pass, so that what the scheduler found here before says nothing any more.
 	shrunk bool
 }
 
 type load struct {
 	demand *demand
 	pods   int32
-}
-
-// mark remembers that the scheduler did not put the pods of a need where the plan had put them.
-type mark struct {
-	demand *demand
-	round  int32
 }
 
 // demand is a Need while a plan is made.
@@ -99,7 +94,7 @@ type demand struct {
 	counts     map[string]map[string]int32
 	placed     int32
 	promised   int32
-	// settled and round are what settled machines carry of it, and the latest round of the search for room.
+	// settled is what settled machines carry of it, round the latest round of the search for room.
 	settled, round int32
 	avoidsSettled  bool
 	stuck          int32
@@ -185,7 +180,7 @@ func (h *host) podsOf(d *demand) int32 {
 }
 
 func (h *host) fullFor(d *demand) bool {
-	return slices.ContainsFunc(h.full, func(m mark) bool { return m.demand == d })
+	return slices.Contains(h.full, d)
 }
 
 func newPlanner(in Input) *planner {

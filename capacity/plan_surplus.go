@@ -179,11 +179,13 @@ func (p *planner) consolidate(s *site) {
 			return
 		}
 	}
-	p.empty(s, (*host).settled, (*host).settled)
+	// A machine with a mark is there because the scheduler packs differently from the plan: emptying it would undo that.
+	p.empty(s, func(h *host) bool { return h.settled() && len(h.full) == 0 }, (*host).settled)
 }
 
 // release turns machines that carry nothing into reclaims, and those that are still on their way into cancellations. An
-// offering that the plan launches is not reclaimed in the same pass.
+// offering that the plan launches is not reclaimed in the same pass, nor is one from which pods are looking for room: the
+// cluster would give back the very nodes that were added for them, as nothing stands there yet.
 func (s *site) release(p *planner, plan *Plan) {
 	launched := map[string]bool{}
 	for _, h := range s.hosts {
@@ -191,7 +193,7 @@ func (s *site) release(p *planner, plan *Plan) {
 			launched[p.slots[h.slot].offering.Name] = true
 		}
 	}
-	newest := s.holding()
+	searching := slices.DeleteFunc(slices.Clone(s.searches), func(d *demand) bool { return d.stuck > 0 })
 	type pool struct{ offering, domain string }
 	surplus := map[pool][]string{}
 	candidates := map[pool][]string{}
@@ -200,7 +202,7 @@ func (s *site) release(p *planner, plan *Plan) {
 		if m == nil || launched[m.Offering] || h.reclaiming() {
 			continue
 		}
-		free := h.pods == 0 && !h.heldBy(newest)
+		free := h.pods == 0
 		if m.State == MachineInFlight {
 			if free && !s.in.Held {
 				plan.Cancel = append(plan.Cancel, m.ID)
@@ -209,7 +211,7 @@ func (s *site) release(p *planner, plan *Plan) {
 		}
 		at := pool{m.Offering, m.Domain}
 		candidates[at] = append(candidates[at], m.ID)
-		if free {
+		if free && !slices.ContainsFunc(searching, h.shape.acceptsPods) {
 			surplus[at] = append(surplus[at], m.ID)
 		}
 	}

@@ -37,7 +37,8 @@ func (p *planner) verdicts(s *site) []Verdict {
 			v.Reason = "all pods have a place on nodes that are up"
 		}
 		if d.stuck > 0 {
-			v.Reason = fmt.Sprintf("%d pods stay pending although nodes with room for them are up, also after more were added: "+
+			v.State, v.Met, v.Short = VerdictShort, v.Met-d.stuck, v.Short+d.stuck
+			v.Reason = fmt.Sprintf("pending although nodes with room are up, also after more were added: %d; "+
 				"a rule that the planner does not know keeps them off", d.stuck)
 		}
 		verdicts = append(verdicts, v)
