@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -45,7 +46,11 @@ func (r Requirement) Matches(labels map[string]string) bool {
 	}
 }
 
+// compares follows the scheduler, for which a bound has to be a label's value: with a sign, it is met by nothing.
 func compares(label string, op Operator, bound string) bool {
+	if strings.HasPrefix(bound, "-") || strings.HasPrefix(bound, "+") {
+		return false
+	}
 	l, err := strconv.ParseInt(label, 10, 64)
 	if err != nil {
 		return false

@@ -37,6 +37,7 @@ func TestRequirementMatches(t *testing.T) {
 		"Gt, label is no number":       {Requirement{"zone", OperatorGt, []string{"1"}}, false},
 		"Gt, bound is no number":       {Requirement{"gen", OperatorGt, []string{"x"}}, false},
 		"Gt, no label":                 {Requirement{"rack", OperatorGt, []string{"1"}}, false},
+		"Gt, bound with a sign":        {Requirement{"gen", OperatorGt, []string{"-1"}}, false},
 		"Gt, no bound":                 {Requirement{"gen", OperatorGt, nil}, false},
 		"Same is about several nodes":  {Requirement{"rack", OperatorSame, nil}, true},
 		"an unknown operator":          {Requirement{"zone", "Near", []string{"a"}}, false},
@@ -69,13 +70,21 @@ func TestCanonicalRequirementsMeanTheSame(t *testing.T) {
 
 // Tolerates says what the scheduler's TaintToleration filter says.
 func TestTolerates(t *testing.T) {
-	logger := klog.Background()
+	var logger klog.Logger // says nothing
 	rapid.Check(t, func(t *rapid.T) {
-		tolerations := rapid.SliceOfN(rapid.Custom(genToleration), 0, 4).Draw(t, "tolerations")
+		numbers := []string{"5", "05", "-5", "0", "+5", "x", ""}
+		tolerations := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) corev1.Toleration {
+			tol := genToleration(t)
+			if tol.Key != "" && rapid.Bool().Draw(t, "compares") {
+				tol.Operator = rapid.SampledFrom([]corev1.TolerationOperator{"Lt", "Gt"}).Draw(t, "comparison")
+				tol.Value = rapid.SampledFrom(numbers).Draw(t, "bound")
+			}
+			return tol
+		}), 0, 4).Draw(t, "tolerations")
 		taints := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) corev1.Taint {
 			return corev1.Taint{
 				Key:   rapid.SampledFrom([]string{"gpu", "team"}).Draw(t, "key"),
-				Value: rapid.SampledFrom(genValues).Draw(t, "value"),
+				Value: rapid.SampledFrom(append(numbers, genValues...)).Draw(t, "value"),
 				Effect: rapid.SampledFrom([]corev1.TaintEffect{
 					corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute, corev1.TaintEffectPreferNoSchedule,
 				}).Draw(t, "effect"),

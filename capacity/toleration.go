@@ -3,6 +3,7 @@ package capacity
 import (
 	"cmp"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -52,12 +53,30 @@ func tolerates(tol *corev1.Toleration, taint *corev1.Taint) bool {
 	case corev1.TolerationOpExists:
 		return true
 	case corev1.TolerationOpLt:
-		return compares(taint.Value, OperatorLt, tol.Value)
+		return taintCompares(taint.Value, OperatorLt, tol.Value)
 	case corev1.TolerationOpGt:
-		return compares(taint.Value, OperatorGt, tol.Value)
+		return taintCompares(taint.Value, OperatorGt, tol.Value)
 	default:
 		return false
 	}
+}
+
+// taintCompares takes numbers as the scheduler does: both in their shortest form, with a minus sign or without.
+func taintCompares(taint string, op Operator, bound string) bool {
+	t, ok := decimal(taint)
+	b, known := decimal(bound)
+	if !ok || !known {
+		return false
+	}
+	if op == OperatorGt {
+		return t > b
+	}
+	return t < b
+}
+
+func decimal(s string) (int64, bool) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil && strconv.FormatInt(n, 10) == s
 }
 
 // canonicalTolerations sorts, removes duplicates and drops what decides nothing about a node to launch: tolerations
