@@ -12,8 +12,9 @@ var (
 	ErrNotOwned = errors.New("virtual node is not owned by this member")
 	// ErrBlocked means that the Virtual Node is the member's, but its cache is not complete: the caller waits.
 	ErrBlocked = errors.New("virtual node is behind the barrier")
-	// ErrFenced means that the member's session has ended: nothing it had is its own any more.
-	ErrFenced = errors.New("session of this member has ended")
+	// ErrFenced means that the member does not hold its lease. If its session has ended, nothing it had is its own any
+	// more; if the session has just begun, the answer to the first renewal is under way: the key stays in the queue.
+	ErrFenced = errors.New("member does not hold its lease")
 )
 
 // A Member is the member's side of the handoff. It is told what happens, and tells what to list, what to drop from the
@@ -33,7 +34,8 @@ type Member struct {
 	draining []*drain
 	origins  []origin
 	work     map[VirtualNode]*work
-	fetches  []Fetch
+	fetches  []*fetching
+	filled   map[Resource]Set // what the caches may hold something of, complete or not
 }
 
 // A drain is an order to give up some Virtual Nodes, and how far the member has come with it.
@@ -75,6 +77,13 @@ type Fetch struct {
 	VNs      Set
 }
 
+// fetching is a fetch that is running. left is what it still counts for: a later fetch takes over what both list,
+// since an answer that is older than what the cache holds would set it back.
+type fetching struct {
+	Fetch
+	left Set
+}
+
 // A Purge removes Virtual Nodes from a cache. It is no news about objects: nothing was deleted.
 type Purge struct {
 	Resource Resource
@@ -101,6 +110,7 @@ func (m *Member) StartSession(session string) {
 	m.session, m.epoch, m.leaving = session, 0, false
 	m.owned, m.incoming, m.draining, m.origins, m.fetches = nil, nil, nil, nil, nil
 	m.work = make(map[VirtualNode]*work)
+	m.filled = make(map[Resource]Set)
 	m.barrier.Reset()
 	m.fence.Drop()
 }
@@ -224,6 +234,9 @@ func (m *Member) wanted() Set { return m.held().Union(orders(m.incoming)) }
 // NextFetches returns the lists that have to be started now. Each is returned once, and then has to be answered by
 // Listed or by ListFailed, after which it is returned again if it is still needed. Lists for a later epoch are started
 // while those for an earlier one are still running.
+//
+// A watch that is running for any of them ends now: it could run ahead of the list, whose answer would set the cache
+// back.
 func (m *Member) NextFetches() []Fetch {
 	wanted := m.wanted()
 	var started []Fetch
@@ -232,7 +245,7 @@ func (m *Member) NextFetches() []Fetch {
 			var vns Set
 			for _, f := range m.fetches {
 				if f.Resource == r && f.Epoch >= since {
-					vns = vns.Union(f.VNs)
+					vns = vns.Union(f.left)
 				}
 			}
 			return vns
@@ -241,42 +254,55 @@ func (m *Member) NextFetches() []Fetch {
 		for epoch, vns := range m.barrier.unlisted(r) {
 			need = need.Union(vns.Intersect(wanted).Minus(running(epoch)))
 		}
-		if !need.Empty() {
-			started = append(started, Fetch{r, m.epoch, need})
+		if need.Empty() {
+			continue
 		}
+		for _, f := range m.fetches {
+			if f.Resource == r {
+				f.left = f.left.Minus(need)
+			}
+		}
+		m.barrier.Dropped(r, need)
+		started = append(started, Fetch{r, m.epoch, need})
+		m.fetches = append(m.fetches, &fetching{started[len(started)-1], need})
 	}
-	m.fetches = append(m.fetches, started...)
 	return started
 }
 
-func (m *Member) ended(f Fetch) bool {
-	i := slices.IndexFunc(m.fetches, func(g Fetch) bool {
+// ended takes a fetch from those that are running, and returns what it counts for.
+func (m *Member) ended(f Fetch) Set {
+	i := slices.IndexFunc(m.fetches, func(g *fetching) bool {
 		return g.Resource == f.Resource && g.Epoch == f.Epoch && g.VNs.Equal(f.VNs)
 	})
 	if i < 0 {
-		return false
+		return nil
 	}
+	left := m.fetches[i].left
 	m.fetches = slices.Delete(m.fetches, i, i+1)
-	return true
+	return left
 }
 
-// Listed tells that a fetch is complete, that all of it is in the cache as of version, and that its watch is running.
-// It returns the part that is no longer wanted, which the caller drops again. A fetch from an earlier session counts
-// for nothing.
-func (m *Member) Listed(f Fetch, version Version) (unwanted Set, err error) {
-	if !m.ended(f) {
-		return f.VNs, nil
+// Listed tells that a fetch is complete as of version. The caller puts what it returns, wanted, into the cache in
+// place of what the cache holds of these Virtual Nodes, starts their watch, and drops the rest of the answer: it is
+// not the member's any more, or a later fetch has it, or is about to. A fetch from an earlier session counts for
+// nothing.
+func (m *Member) Listed(f Fetch, version Version) (wanted Set, err error) {
+	vns := m.ended(f).Intersect(m.wanted())
+	if vns.Empty() {
+		return nil, nil
 	}
-	wanted := m.wanted()
-	vns := f.VNs.Intersect(wanted)
+	m.filled[f.Resource] = m.filled[f.Resource].Union(vns)
+	// The first list since the grant tells what its owner has to have seen; the next one after that may be later than
+	// any event, and the owner to come would wait for a version that its watch never names.
+	first := m.unseen(f.Resource).Intersect(vns)
 	for i := range m.origins {
-		if o := &m.origins[i]; o.vns.Intersects(vns) {
+		if o := &m.origins[i]; o.vns.Intersects(first) {
 			if err := m.raise(o.listed, f.Resource, version); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return f.VNs.Minus(wanted), m.barrier.Listed(f.Resource, f.Epoch, vns, version)
+	return vns, m.barrier.Listed(f.Resource, f.Epoch, vns, version)
 }
 
 // ListFailed tells that a fetch has ended without a result: by an error, or by a 410 Gone in the middle of a list,
@@ -292,12 +318,21 @@ func (m *Member) Progressed(r Resource, vns Set, version Version) error {
 // being reconciled from what is cached, as in any controller, while they are listed again.
 func (m *Member) Lost(r Resource, vns Set) { m.barrier.Dropped(r, vns) }
 
+// Behind returns the Virtual Nodes of which the cache of r has been filled but has not reached what the previous owner
+// told. Mostly the missing events are under way. But a version that was told for many Virtual Nodes together may be one
+// that none of this member's watches names before its next bookmark: if a Virtual Node stays behind for longer than
+// events take, the caller ends its watch and reports it as Lost, and a list settles it.
+func (m *Member) Behind(r Resource) Set {
+	return m.barrier.Awaiting(r).Minus(m.unseen(r)).Intersect(m.barrier.Cached(r))
+}
+
 // NextPurges returns what has to be dropped from the caches now, and counts it as dropped.
 func (m *Member) NextPurges() []Purge {
 	wanted := m.wanted()
 	var list []Purge
 	for _, r := range m.deps.Resources() {
-		if vns := m.barrier.Cached(r).Minus(wanted); !vns.Empty() {
+		if vns := m.filled[r].Minus(wanted); !vns.Empty() {
+			m.filled[r] = m.filled[r].Minus(vns)
 			m.barrier.Dropped(r, vns)
 			list = append(list, Purge{r, vns})
 		}

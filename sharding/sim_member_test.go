@@ -1,0 +1,484 @@
+package sharding_test
+
+import (
+	"slices"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/drover-sh/drover/sharding"
+	"github.com/drover-sh/drover/sharding/history"
+)
+
+// A process is one member of the group: the Member machine, with the caches, streams, queue and workers that a real one
+// has around it.
+type process struct {
+	w  *world
+	id string
+
+	life     int  // a new one for every start
+	up       bool // runs; it may be paused
+	paused   bool
+	cut      bool // no request arrives and no answer returns
+	unready  bool
+	returns  bool   // is expected back after a stop
+	seenDead string // the session that kubelet saw end
+	deferred []func()
+
+	m        *sharding.Member
+	slice    sharding.Slice
+	caches   map[sharding.Resource]map[string]item
+	streams  []*stream
+	queue    map[string]bool
+	busy     map[string]bool
+	ready    sharding.Set // owned and unblocked when last looked
+	writing  bool         // a status write is under way
+	patient  bool         // waits for caches that are behind
+	flights  []*flight
+	acquired bool
+}
+
+// A flight is a write that has been sent and has not landed yet.
+type flight struct {
+	land   func()
+	landed bool
+}
+
+// A stream is a watch of one resource for some Virtual Nodes, at a place in the server's log.
+type stream struct {
+	resource sharding.Resource
+	vns      sharding.Set
+	at       int
+	moving   bool
+}
+
+func newProcess(w *world, id string) *process { return &process{w: w, id: id} }
+
+func (p *process) start() {
+	p.life++
+	p.up, p.paused, p.cut, p.unready, p.writing, p.patient = true, false, false, false, false, false
+	p.deferred = nil
+	policy := simPolicy
+	if p.w.mutation == noFence {
+		policy.RenewDeadline = time.Hour
+	}
+	p.m = sharding.NewMember(p.id, dependencies, compareVersions, sharding.NewFence(policy))
+	p.newSession()
+	p.renew()
+	p.work()
+	p.work()
+	p.sliceChanged()
+	p.w.changed(p.id, "join")
+}
+
+func (p *process) newSession() {
+	p.w.endSession(p.id, p.m.Session())
+	p.m.StartSession(p.w.name(p.id))
+	p.acquired = false
+	p.caches = map[sharding.Resource]map[string]item{parents: {}, children: {}}
+	p.streams, p.ready = nil, nil
+	p.queue, p.busy = make(map[string]bool), make(map[string]bool)
+	p.slice = sharding.Slice{}
+}
+
+// after schedules something that this life of the process does. While it is paused it does nothing; what was due
+// happens when it is resumed.
+func (p *process) after(d time.Duration, do func()) {
+	life := p.life
+	p.w.after(d, func() {
+		switch {
+		case p.life != life:
+		case p.paused:
+			p.deferred = append(p.deferred, do)
+		default:
+			do()
+		}
+	})
+}
+
+// request sends something to the server and hands the answer back; without one it calls failed after the timeout.
+// land runs at the server, unless the request is lost.
+func (p *process) request(land func() func(), failed func()) {
+	done := false
+	p.after(simPolicy.RequestTimeout, func() {
+		if !done {
+			done = true
+			failed()
+		}
+	})
+	if p.cut || p.w.chance(0.005) {
+		return
+	}
+	f := &flight{}
+	f.land = func() {
+		if f.landed {
+			return
+		}
+		f.landed = true
+		p.flights = slices.DeleteFunc(p.flights, func(g *flight) bool { return g == f })
+		answer := land()
+		if p.cut || p.w.chance(0.005) {
+			return
+		}
+		p.after(p.w.delay(), func() {
+			if !done {
+				done = true
+				answer()
+			}
+		})
+	}
+	p.flights = append(p.flights, f)
+	p.w.after(p.w.delay(), f.land)
+}
+
+// kill ends the process at once. What it has sent lands now or never: the kernel closes its connections.
+func (p *process) kill(seen bool) {
+	for _, f := range slices.Clone(p.flights) {
+		if p.w.chance(0.5) {
+			f.land()
+		}
+		f.landed = true
+	}
+	p.flights = nil
+	p.life++
+	p.up = false
+	p.w.endSession(p.id, p.m.Session())
+	if seen {
+		p.seenDead = p.m.Session()
+	}
+	p.w.changed(p.id, "crash")
+}
+
+func (p *process) resume() {
+	p.paused = false
+	todo := p.deferred
+	p.deferred = nil
+	for _, do := range todo {
+		life := p.life
+		p.w.after(0, func() {
+			if p.life == life {
+				do()
+			}
+		})
+	}
+}
+
+// renew keeps the lease, or takes it for a new session.
+func (p *process) renew() {
+	if p.m.Expired(p.w.now) && p.w.mutation != sameSession {
+		p.newSession()
+	}
+	session, sent := p.m.Session(), p.w.now
+	if !p.acquired && sent < p.m.QuietAt() && p.w.mutation != noFence {
+		p.after(simPolicy.RetryPeriod, p.renew)
+		return
+	}
+	first := !p.acquired
+	p.request(func() func() {
+		l := p.w.leases[p.id]
+		predecessorEnded := l != nil && (l.session == "" || p.w.over[l.session]) // the process before it in the same place
+		ok := l == nil || l.session == session || (first && predecessorEnded) || p.w.mutation == sameSession
+		if ok {
+			p.w.counter++
+			p.w.leases[p.id] = &lease{session, p.w.counter}
+		}
+		return func() {
+			switch {
+			case session != p.m.Session():
+			case ok:
+				p.acquired = true
+				p.m.Renewed(session, sent, p.w.now)
+				p.pump()
+			case p.acquired && p.w.mutation != noFence:
+				p.newSession() // revoked
+			}
+		}
+	}, func() {})
+	p.after(simPolicy.RetryPeriod, p.renew)
+}
+
+// sliceChanged brings the member news of its slice, sooner or later.
+func (p *process) sliceChanged() {
+	if !p.up || p.cut {
+		return
+	}
+	s := p.w.slices[p.id]
+	if s == nil {
+		return
+	}
+	seen := *s
+	p.after(p.w.delay(), func() {
+		if seen.Session == p.m.Session() {
+			p.slice = seen
+		}
+		p.must(p.m.Observe(seen))
+		p.pump()
+	})
+}
+
+func (p *process) must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// pump does what the machine asks for.
+func (p *process) pump() {
+	for _, purge := range p.m.NextPurges() {
+		p.purge(purge)
+	}
+	for _, f := range p.m.NextFetches() {
+		p.fetch(f)
+	}
+	if p.w.mutation == relistAll && len(p.m.NextFetches()) == 0 && p.w.chance(0.001) && !p.ready.Empty() {
+		p.rec(history.Record{Kind: history.Listed, Resource: parents, VNs: p.ready})
+	}
+	ready := p.m.Owned().Minus(p.m.Awaiting(parents)).Minus(p.m.Awaiting(children))
+	gained := ready.Minus(p.ready)
+	if !gained.Empty() {
+		p.rec(history.Record{Kind: history.Settled, VNs: gained})
+	}
+	if p.w.mutation != noTakeover {
+		for _, res := range []sharding.Resource{parents, children} {
+			for name, it := range p.caches[res] {
+				if gained.Has(it.vn) {
+					p.queue[name] = true
+				}
+			}
+		}
+	}
+	p.ready = ready
+	p.publish()
+	for _, res := range []sharding.Resource{parents, children} {
+		if behind := p.m.Behind(res); !behind.Empty() && !p.patient {
+			p.patient = true
+			session := p.m.Session()
+			p.after(300*time.Millisecond, func() {
+				p.patient = false
+				if session == p.m.Session() {
+					p.lose(res, behind.Intersect(p.m.Behind(res)))
+				}
+			})
+		}
+	}
+}
+
+// lose ends the watch of some Virtual Nodes; the machine asks for a list.
+func (p *process) lose(res sharding.Resource, vns sharding.Set) {
+	p.rec(history.Record{Kind: history.Lost, Resource: res, VNs: vns})
+	p.m.Lost(res, vns)
+	p.stopStreams(res, vns)
+	p.pump()
+}
+
+func (p *process) rec(r history.Record) {
+	r.Member, r.Session = p.id, p.m.Session()
+	p.w.record(r)
+}
+
+// purge drops Virtual Nodes from a cache and from its streams.
+func (p *process) purge(purge sharding.Purge) {
+	for name, it := range p.caches[purge.Resource] {
+		if purge.VNs.Has(it.vn) {
+			delete(p.caches[purge.Resource], name)
+			if p.w.mutation == purgeDeletes {
+				p.orphaned(it)
+			}
+		}
+	}
+	p.rec(history.Record{Kind: history.Dropped, Resource: purge.Resource, VNs: purge.VNs})
+	p.stopStreams(purge.Resource, purge.VNs)
+}
+
+func (p *process) stopStreams(res sharding.Resource, vns sharding.Set) {
+	for _, s := range p.streams {
+		if s.resource == res {
+			s.vns = s.vns.Minus(vns)
+		}
+	}
+	p.streams = slices.DeleteFunc(p.streams, func(s *stream) bool { return s.vns.Empty() })
+}
+
+// orphaned is what a controller does when a parent is deleted: it deletes the child.
+func (p *process) orphaned(parent item) {
+	if child, ok := p.w.tables[children].items[parent.name]; ok {
+		child.deleted = true
+		p.w.write(children, child, child.version, history.Record{Actor: history.Reconciler, Member: p.id, Session: p.m.Session()})
+	}
+}
+
+// fetch lists and then watches. A list is read at one moment but arrives in pages; now and then the pages to come are
+// gone (410).
+func (p *process) fetch(f sharding.Fetch) {
+	p.rec(history.Record{Kind: history.Listed, Resource: f.Resource, VNs: f.VNs})
+	p.stopStreams(f.Resource, f.VNs)
+	session := p.m.Session()
+	failed := func() {
+		if session != p.m.Session() {
+			return
+		}
+		p.rec(history.Record{Kind: history.Lost, Resource: f.Resource, VNs: f.VNs})
+		p.m.ListFailed(f)
+		p.after(p.w.delay(), p.pump)
+	}
+	p.request(func() func() {
+		t := p.w.tables[f.Resource]
+		at, version := len(t.log), t.revision
+		if p.w.mutation == watchCache {
+			if back := p.w.rng.IntN(12); back > 0 && at > back {
+				at -= back
+				version = t.log[at-1].version
+			}
+		}
+		found := contentAt(t, at, f.VNs)
+		gone := p.w.chance(0.05)
+		return func() {
+			if gone {
+				failed()
+				return
+			}
+			if session == p.m.Session() {
+				p.listed(f, found, at, version)
+			}
+		}
+	}, failed)
+}
+
+func (p *process) listed(f sharding.Fetch, found map[string]item, at int, version int64) {
+	vns, err := p.m.Listed(f, versionOf(version))
+	p.must(err)
+	if vns.Empty() {
+		return
+	}
+	p.stopStreams(f.Resource, vns)
+	cache := p.caches[f.Resource]
+	for name, it := range cache {
+		if _, ok := found[name]; vns.Has(it.vn) && !ok {
+			delete(cache, name)
+			p.queue[name] = true
+		}
+	}
+	for _, name := range sortedNames(found) {
+		if it := found[name]; vns.Has(it.vn) && cache[name] != it {
+			cache[name] = it
+			p.queue[name] = true
+			p.rec(history.Record{Kind: history.Delivered, Resource: f.Resource, Object: name, VN: it.vn, Version: versionOf(it.version)})
+		}
+	}
+	p.rec(history.Record{Kind: history.Filled, Resource: f.Resource, VNs: vns})
+	p.streams = append(p.streams, &stream{resource: f.Resource, vns: vns, at: at})
+	p.notify(f.Resource)
+	p.pump()
+}
+
+// contentAt returns the table's objects of vns after the first at entries of its log.
+func contentAt(t *table, at int, vns sharding.Set) map[string]item {
+	found := make(map[string]item)
+	if at == len(t.log) {
+		for name, it := range t.items {
+			if vns.Has(it.vn) {
+				found[name] = it
+			}
+		}
+		return found
+	}
+	for _, it := range t.log[:at] {
+		switch {
+		case !vns.Has(it.vn):
+		case it.deleted:
+			delete(found, it.name)
+		default:
+			found[it.name] = it
+		}
+	}
+	return found
+}
+
+// notify wakes the streams of a resource that have something to deliver.
+func (p *process) notify(res sharding.Resource) {
+	if !p.up || p.cut {
+		return
+	}
+	for _, s := range p.streams {
+		if s.resource == res && !s.moving {
+			s.moving = true
+			session := p.m.Session()
+			p.after(p.w.delay(), func() {
+				s.moving = false
+				if session == p.m.Session() && slices.Contains(p.streams, s) {
+					p.deliver(s)
+				}
+			})
+		}
+	}
+}
+
+// deliver brings the cache up to date along one stream, with the progress that events and bookmarks tell.
+func (p *process) deliver(s *stream) {
+	if p.cut {
+		return // the connection hangs; heal wakes it
+	}
+	if p.w.chance(0.003) {
+		p.lose(s.resource, s.vns)
+		return
+	}
+	t := p.w.tables[s.resource]
+	var progress int64
+	for ; s.at < len(t.log); s.at++ {
+		it := t.log[s.at]
+		if !s.vns.Has(it.vn) {
+			continue
+		}
+		if progress = it.version; it.deleted {
+			delete(p.caches[s.resource], it.name)
+		} else {
+			p.caches[s.resource][it.name] = it
+		}
+		p.queue[it.name] = true
+		p.rec(history.Record{Kind: history.Delivered, Resource: s.resource, Object: it.name, VN: it.vn, Version: versionOf(it.version)})
+	}
+	if p.w.chance(0.2) && len(t.log) > 0 {
+		progress = max(progress, t.log[s.at-1].version) // a bookmark
+	}
+	if progress > 0 {
+		p.must(p.m.Progressed(s.resource, s.vns, versionOf(progress)))
+	}
+	p.pump()
+}
+
+// publish writes the status if it says something new, into a slice of this session only.
+func (p *process) publish() {
+	if p.writing || p.slice.Session != p.m.Session() {
+		return
+	}
+	status := p.m.Status(p.w.now)
+	switch p.w.mutation {
+	case releaseEarly:
+		status.Released = nil
+		for _, o := range p.slice.Draining {
+			status.Released = append(status.Released, sharding.Release{Epoch: o.Epoch, VNs: o.VNs, Known: &sharding.Versions{}})
+		}
+	case forgetVersions:
+		for i := range status.Released {
+			status.Released[i].Known = &sharding.Versions{}
+		}
+	}
+	if cmp.Equal(status, p.slice.Status) {
+		return
+	}
+	p.writing = true
+	base := p.slice.Version
+	retry := func() {
+		p.writing = false
+		p.sliceChanged()
+		p.after(20*time.Millisecond, p.pump)
+	}
+	p.request(func() func() {
+		if s := p.w.slices[p.id]; s != nil && s.Version == base {
+			next := *s
+			next.Status = status
+			p.w.putSlice(next)
+		}
+		return retry
+	}, retry)
+}
