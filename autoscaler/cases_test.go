@@ -56,6 +56,9 @@ func TestAfterARestartOnlyClustersThatReportAreReclaimedFrom(t *testing.T) {
 	w := newWorld(t, testPolicy(), small(100))
 	w.active("a", 4)
 	w.active("b", 4)
+	// b has one machine too many, and its word for it is from before the restart.
+	w.demand("b", cpuNeed(10, 3))
+	w.advance(5 * time.Second)
 	w.operator("b").silent = true
 	w.start()
 	w.demand("a", cpuNeed(10, 3))
