@@ -186,13 +186,18 @@ func apartStory(t *testing.T, _ *fleet) {
 	waitQuiet(t)
 }
 
-// Only the GPU nodes are large enough for this pod, and it does not tolerate their taint: no launch, and the reason.
-func taintsStory(t *testing.T, f *fleet) {
+// Only the GPU nodes are large enough for this pod, and it does not tolerate their taint: no launch, and one event that says
+// so. Its twin that does tolerate it gets a node, which is none for the other.
+func taintsStory(t *testing.T, _ *fleet) {
 	ns := namespace(t, "taints")
 	seen := record(t)
 	refused := pod(t, ns, "refused", requests("cpu", "64"))
-	f.waitFeed(t, "the pod cannot be served", func(s *rpc.FeedState) bool { return short(s) != nil })
+	eventually(t, "the pod has its event", func(ctx context.Context) (bool, string) {
+		found := warnings(ctx, refused)
+		return len(found) == 1 && strings.Contains(found[0], "taint"), fmt.Sprint(found)
+	})
 	seen.expectNodes(t, 0)
+	seen.expectNoRequestFor(t, *refused)
 
 	tolerant := pod(t, ns, "tolerant", requests("cpu", "64"), tolerateGPU)
 	waitRunning(t, ns, "tolerant", 1)

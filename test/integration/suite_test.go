@@ -110,7 +110,7 @@ func runSuite(m *testing.M) (code int, err error) {
 		}
 	}
 	config := env.cp.Config()
-	config.QPS, config.Burst = 1000, 2000
+	config.QPS = -1 // no limit of our own
 	if env.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return 0, err
 	}
