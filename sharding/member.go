@@ -103,9 +103,10 @@ func NewMember(id string, deps Dependencies, compare CompareFunc, fence *Fence) 
 	return m
 }
 
-// StartSession begins a new life under a name that was never used before: at the start of the process, and after
-// Expired. The member owns nothing until the coordinator has granted it something under this name, and its caches are
-// empty.
+// StartSession begins a new life under a name that was never used before: at the start of the process, after Expired,
+// and after an attempt to acquire the Lease whose outcome is not known (it may have landed, and been revoked since, so
+// that the coordinator counts the session as over). The member owns nothing until the coordinator has granted it
+// something under this name, and its caches are empty.
 func (m *Member) StartSession(session string) {
 	m.session, m.epoch, m.leaving = session, 0, false
 	m.owned, m.incoming, m.draining, m.origins, m.fetches = nil, nil, nil, nil, nil

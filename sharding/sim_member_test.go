@@ -193,7 +193,11 @@ func (p *process) renew() {
 				p.newSession() // revoked
 			}
 		}
-	}, func() {})
+	}, func() {
+		if first && !p.acquired && session == p.m.Session() {
+			p.newSession() // it may have been acquired, and revoked since
+		}
+	})
 	p.after(simPolicy.RetryPeriod, p.renew)
 }
 
