@@ -128,7 +128,7 @@ func (s *Stage) follow(timeout time.Duration, podsBefore int) {
 			count(len(w.Requests()), "request"), count(len(w.ReadyNodes()), "node"))
 		s.p.present.Progress(time.Since(s.begin), "every pod runs", seen)
 		// A line for each stage of the way, not for each pod.
-		if stage := fmt.Sprintf("%t %t %t", len(w.Requests()) > 0, len(w.ReadyNodes()) > 0, running+done == len(pods)); stage != last {
+		if stage := fmt.Sprintf("%t %t %t", len(w.Requests()) > 0, len(w.ReadyNodes()) > 0, running+done == len(pods)); stage != last && len(pods) > podsBefore {
 			last = stage
 			s.Step("%s", seen)
 		}

@@ -48,8 +48,12 @@ func (b *builder) left(now time.Time) time.Duration {
 func (b *builder) build(ctx context.Context, p program, n, of int) error {
 	begin := time.Now()
 	b.screen.begin(strings.TrimSpace(fmt.Sprintf("[%d/%d] %s %s", n, of, p.name, p.version)))
-	next := filepath.Join(b.dir, "."+p.name+".new")
-	defer func() { _ = removeIfThere(next) }()
+	next, final := filepath.Join(b.dir, "."+p.name+".new"), filepath.Join(b.dir, p.name)
+	if p.incremental {
+		next = final
+	} else {
+		defer func() { _ = removeIfThere(next) }()
+	}
 
 	args := []string{"build", "-v", "-o", next}
 	if p.flags != "" {
@@ -97,8 +101,10 @@ func (b *builder) build(ctx context.Context, p program, n, of int) error {
 		b.screen.end("failed")
 		return fmt.Errorf("building %s (go build %s): %w\n\n%s", p.name, p.pkg, err, log.complaints())
 	}
-	if err := os.Rename(next, filepath.Join(b.dir, p.name)); err != nil {
-		return err
+	if next != final {
+		if err := os.Rename(next, final); err != nil {
+			return err
+		}
 	}
 	b.doneWeight += p.weight
 	b.doneElapsed = time.Since(b.start)

@@ -20,6 +20,8 @@ type program struct {
 	asset bool
 	// version and ldflags of this build, once they are known.
 	version, flags string
+	// incremental lets the go command see the last build, so that it does nothing where nothing has changed.
+	incremental bool
 	// stamp lists the variables that hold its version.
 	stamp func(version string) []string
 }
@@ -37,10 +39,10 @@ var programs = []program{
 
 // ownPrograms are this project's. The weights hold after the control plane has been built: most packages are the same.
 var ownPrograms = []program{
-	{name: "drover-scheduler", pkg: "./cmd/scheduler", weight: 60},
-	{name: "drover-manager", pkg: "./cmd/manager", weight: 20},
-	{name: "drover-autoscaler", pkg: "./cmd/autoscaler", weight: 20},
-	{name: "playground", pkg: "./cmd/playground", weight: 20},
+	{name: "drover-scheduler", pkg: "./cmd/scheduler", incremental: true, weight: 60},
+	{name: "drover-manager", pkg: "./cmd/manager", incremental: true, weight: 20},
+	{name: "drover-autoscaler", pkg: "./cmd/autoscaler", incremental: true, weight: 20},
+	{name: "playground", pkg: "./cmd/playground", incremental: true, weight: 20},
 }
 
 // stampKubernetes is linked into every program: each uses Kubernetes' client library, which tells its version in the user
