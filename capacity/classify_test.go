@@ -71,6 +71,8 @@ func TestClassify(t *testing.T) {
 	}{
 		{"a new node helps", []classifyCase{
 			{"resources", waitingPod(), said(insufficientCPU), ReasonNewNodeHelps, "Insufficient cpu (3 nodes)"},
+			{"the most frequent is named first", waitingPod(), said(skewed, untolerated), ReasonNewNodeHelps,
+				"a new node could run the pod: node(s) had untolerated taint(s) (2 nodes)"},
 			{"number of pods", waitingPod(), by(pluginNodeResourcesFit, "Too many pods"), ReasonNewNodeHelps, "Too many pods"},
 			{"host port", waitingPod(), by(pluginNodePorts, "node(s) didn't have free ports for the requested pod ports"),
 				ReasonNewNodeHelps, ""},

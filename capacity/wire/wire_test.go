@@ -303,6 +303,24 @@ func TestADocumentOnlyPeerIsUnderstood(t *testing.T) {
 	}
 }
 
+// A peer may bind a group by several keys. Which of them becomes the group's does not depend on their order.
+func TestAGroupBoundByTwoKeysIsReadTheSameInAnyOrder(t *testing.T) {
+	row := func(keys ...string) string {
+		n := &pb.CapacityNeed{Group: &pb.Group{Name: "ns/gang"}, Count: 1}
+		for _, key := range keys {
+			n.Requirements = append(n.Requirements, &pb.NodeSelectorRequirement{Key: key, Operator: "Same"})
+		}
+		need, err := NeedFromProto(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return need.ID
+	}
+	if row(zone, rack) != row(rack, zone) {
+		t.Error("the id depends on the order of the requirements")
+	}
+}
+
 func TestRowsThatAPeerHasSplitAreAddedUp(t *testing.T) {
 	a, b := good(), good()
 	b.Count, b.Pending = 5, 2
