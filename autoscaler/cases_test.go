@@ -10,7 +10,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// These tests are the scenarios of the capacity cases at the level of engine, store and provider, with the real planner.
+// These tests are the scenarios of the capacity cases at the level of engine, store and provider, with the real
+// planner.
 
 type states = map[MachineState]int
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,15 +14,18 @@ import (
 	"github.com/drover-sh/drover/autoscaler/provider"
 )
 
-// killer ends the process at its at-th step: a write to the store or a call of the provider. landed says whether the step
-// still takes effect. A dead process does nothing any more.
+// killer ends the process at its at-th step: a write to the store or a call of the provider. landed says whether the
+// step still takes effect. A dead process does nothing any more.
 type killer struct {
+	mu        sync.Mutex // writes to the store come concurrently
 	at, steps int
 	landed    bool
 	dead      bool
 }
 
 func (k *killer) step(effect func() error) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.dead {
 		return errCrash
 	}
@@ -62,8 +66,8 @@ func (p mortalProvider) Terminate(ctx context.Context, r provider.Ref) error {
 	return p.k.step(func() error { return p.Interface.Terminate(ctx, r) })
 }
 
-// TestAKillAtAnyStepIsHarmless plays one story over and over, and kills the process at another step each time: nothing is
-// launched twice, nothing is left behind, and the story ends as it does without a kill.
+// TestAKillAtAnyStepIsHarmless plays one story over and over, and kills the process at another step each time: nothing
+// is launched twice, nothing is left behind, and the story ends as it does without a kill.
 func TestAKillAtAnyStepIsHarmless(t *testing.T) {
 	for _, landed := range []bool{false, true} {
 		total := 1

@@ -39,9 +39,9 @@ type level struct {
 	pods int64
 }
 
-// demandHistory finds a collapse: the demand is held while it is less than a fraction of the largest that was valid within
-// the last CollapseHold. However often roll-ups come, and in however many steps the demand falls, what was valid a
-// CollapseHold ago is what counts, so that a storm of wake-ups gains nothing and an ordinary end of a large job is
+// demandHistory finds a collapse: the demand is held while it is less than a fraction of the largest that was valid
+// within the last CollapseHold. However often roll-ups come, and in however many steps the demand falls, what was valid
+// a CollapseHold ago is what counts, so that a storm of wake-ups gains nothing and an ordinary end of a large job is
 // delayed by CollapseHold and no more.
 type demandHistory struct {
 	current int64
@@ -64,7 +64,8 @@ func (h *demandHistory) push(l level) {
 }
 
 // collapsed says whether the demand is held, why, and when to look again.
-func (h *demandHistory) collapsed(now time.Time, hold time.Duration, fraction float64) (reason string, again time.Time) {
+func (h *demandHistory) collapsed(now time.Time, hold time.Duration, fraction float64) (
+	reason string, again time.Time) {
 	for len(h.past) > 0 && !h.past[0].end.Add(hold).After(now) {
 		h.past = h.past[1:]
 	}

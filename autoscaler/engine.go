@@ -139,7 +139,8 @@ func (e *Engine) RollUp(now time.Time, r *RollUp) bool {
 		return false
 	}
 	same := c.rollUp != nil && reflect.DeepEqual(c.rollUp.Needs, r.Needs) && reflect.DeepEqual(c.rollUp.Daemons, r.Daemons)
-	// The sequence is stored with the content that it came with: where the content is the same, a late message does no harm.
+	// The sequence is stored with the content that it came with: where the content is the same, a late message does no
+	// harm.
 	if !same || c.rollUp.Session != r.Session {
 		c.rollUpDirty = true
 	}
@@ -242,7 +243,8 @@ type Ready struct {
 	Notes []Note
 }
 
-// Ready returns what has to be done and considers the stores and feeds as handed out. Should storing fail, call NotStored.
+// Ready returns what has to be done and considers the stores and feeds as handed out. Should storing fail, call
+// NotStored.
 func (e *Engine) Ready() Ready {
 	var r Ready
 	for _, id := range slices.Sorted(maps.Keys(e.clusters)) {

@@ -17,7 +17,8 @@ import (
 	"github.com/drover-sh/drover/capacity/wire"
 )
 
-// maxFailedShown bounds the failed machines in a feed, newest first: an offering that fails for hours must not swell it.
+// maxFailedShown bounds the failed machines in a feed, newest first: an offering that fails for hours must not swell
+// it.
 const maxFailedShown = 100
 
 // Feed returns the state of a cluster as its operator is told; session, sequence and time are the sender's to fill in.
@@ -153,7 +154,9 @@ func (e *Engine) machineRows(c *cluster, out *fleetpb.FeedState, shapeOf map[str
 			e.machineRow(m, out, shapeOf)
 		}
 	}
-	slices.SortStableFunc(failed, func(a, b *machine) int { return cmp.Or(b.Since.Compare(a.Since), cmp.Compare(a.ID, b.ID)) })
+	slices.SortStableFunc(failed, func(a, b *machine) int {
+		return cmp.Or(b.Since.Compare(a.Since), cmp.Compare(a.ID, b.ID))
+	})
 	for _, m := range failed[:min(len(failed), maxFailedShown)] {
 		e.machineRow(m, out, shapeOf)
 	}

@@ -6,8 +6,8 @@ import (
 	fleetpb "github.com/drover-sh/drover/api/rpc/fleet/v1alpha1"
 )
 
-// hub keeps the latest feed of each cluster that somebody subscribes to. A subscriber takes the latest when it can send,
-// so that a slow one skips states and never makes anything grow.
+// hub keeps the latest feed of each cluster that somebody subscribes to. A subscriber takes the latest when it can
+// send, so that a slow one skips states and never makes anything grow.
 type hub struct {
 	mu     sync.Mutex
 	topics map[string]*topic

@@ -19,8 +19,8 @@ func digestOf(m *fleetpb.ClusterCapacityNeeds) (digest, error) {
 	return sha256.Sum256(data), err
 }
 
-// ledger answers roll-ups that repeat what is stored without touching the engine: most roll-ups of a large fleet do, and
-// they must neither wait for a planning pass nor write anything.
+// ledger answers roll-ups that repeat what is stored without touching the engine: most roll-ups of a large fleet do,
+// and they must neither wait for a planning pass nor write anything.
 type ledger struct {
 	mu      sync.Mutex
 	entries map[string]*ledgerEntry

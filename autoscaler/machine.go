@@ -83,8 +83,8 @@ func (m *machine) inFlight() bool {
 // usesStock: it takes a piece of its place's stock.
 func (m *machine) usesStock() bool { return m.State != Failed || !m.Released }
 
-// allocatable is what the node reported, and for what it did not report, what the offering promised: a device plugin may
-// report its devices a while after the node became Ready.
+// allocatable is what the node reported, and for what it did not report, what the offering promised: a device plugin
+// may report its devices a while after the node became Ready.
 func (m *machine) allocatable() capacity.Resources {
 	if len(m.Learned) == 0 {
 		return m.Allocatable

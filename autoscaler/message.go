@@ -13,6 +13,10 @@ import (
 // maxClusterID is as long as a DNS name may be.
 const maxClusterID = 253
 
+func oddInClusterID(r rune) bool {
+	return !unicode.IsPrint(r) || r == '/' || r == unicode.ReplacementChar
+}
+
 // checkClusterID returns an error that names the field and the value.
 func checkClusterID(id string) error {
 	switch {
@@ -20,7 +24,7 @@ func checkClusterID(id string) error {
 		return fmt.Errorf("cluster_id: %q: must not be empty", id)
 	case len(id) > maxClusterID:
 		return fmt.Errorf("cluster_id: %q: must not be longer than %d bytes", id[:maxClusterID]+"…", maxClusterID)
-	case strings.ContainsFunc(id, func(r rune) bool { return !unicode.IsPrint(r) || r == '/' || r == unicode.ReplacementChar }):
+	case strings.ContainsFunc(id, oddInClusterID):
 		return fmt.Errorf("cluster_id: %q: must consist of printable characters other than /", id)
 	}
 	return nil

@@ -28,8 +28,8 @@ const (
 	ObservedGone       = "Gone"
 )
 
-// Report takes what a cluster saw. Observations that say nothing new, or that are about a machine which the cluster does
-// not have, change nothing: reports are repeated, late and doubled.
+// Report takes what a cluster saw. Observations that say nothing new, or that are about a machine which the cluster
+// does not have, change nothing: reports are repeated, late and doubled.
 func (e *Engine) Report(now time.Time, clusterID string, observations []Observation) {
 	c := e.clusters[clusterID]
 	if c == nil {
@@ -213,9 +213,9 @@ func (e *Engine) launchFailed(now time.Time, m *machine, message string) {
 	b.fail(now, m.RequestedAt, message, e.policy.BackoffBase, e.policy.BackoffMax)
 }
 
-// Survey compares the records of a cluster with the provider's list, which was asked for at started. It is how lost events
-// are made good, and how a state store that was lost is found again: a machine that nobody recorded is taken over, and
-// from then on the ordinary rules of reclaim hold for it.
+// Survey compares the records of a cluster with the provider's list, which was asked for at started. It is how lost
+// events are made good, and how a state store that was lost is found again: a machine that nobody recorded is taken
+// over, and from then on the ordinary rules of reclaim hold for it.
 func (e *Engine) Survey(now, started time.Time, clusterID string, instances []provider.Instance) {
 	c := e.cluster(clusterID, now)
 	listed := make(map[string]bool, len(instances))

@@ -123,7 +123,8 @@ func (e *Engine) heldReason(now time.Time, c *cluster) string {
 	return collapsed
 }
 
-// stock is what the planner may launch: the provider's stock less what exists, and nothing where launches fail just now.
+// stock is what the planner may launch: the provider's stock less what exists, and nothing where launches fail just
+// now.
 func (e *Engine) stock(now time.Time) []capacity.Offering {
 	used := map[place]int32{}
 	learned := map[string]capacity.Resources{}
@@ -159,8 +160,8 @@ func (e *Engine) stock(now time.Time) []capacity.Offering {
 	return out
 }
 
-// expected is what a new node of an offering will have: what a real one reported, unless that is so little that the node
-// must have been unwell, as one is whose device plugin has not started.
+// expected is what a new node of an offering will have: what a real one reported, unless that is so little that the
+// node must have been unwell, as one is whose device plugin has not started.
 func expected(promised, learned capacity.Resources) capacity.Resources {
 	if len(learned) == 0 {
 		return promised
@@ -311,8 +312,8 @@ func describe(l capacity.Launch) string {
 	return strings.Join(parts, ", ") + " in " + l.Domain
 }
 
-// cancel drops machines that nothing needs any more and that the provider has not launched. What is launched already comes
-// and is reclaimed like any other surplus: a Node may be taken into use at any moment.
+// cancel drops machines that nothing needs any more and that the provider has not launched. What is launched already
+// comes and is reclaimed like any other surplus: a Node may be taken into use at any moment.
 func (e *Engine) cancel(now time.Time, plan capacity.Plan) {
 	for _, id := range plan.Cancel {
 		if c := e.owner[id]; c != nil && c.held == "" && c.machines[id].State == Requested {

@@ -10,8 +10,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// reclaim is an instruction to a cluster: give back some machines of one place. It lives until all of them are gone or the
-// demand has returned. The machines that the cluster has chosen are in state Reclaiming and name it.
+// reclaim is an instruction to a cluster: give back some machines of one place. It lives until all of them are gone or
+// the demand has returned. The machines that the cluster has chosen are in state Reclaiming and name it.
 type reclaim struct {
 	ID       string `json:"id"`
 	Offering string `json:"offering"`
@@ -55,8 +55,8 @@ func (c *cluster) candidates(r *reclaim, now time.Time) (draining, free []*machi
 	return draining, free
 }
 
-// surplusAges keeps, for one place, since when each surplus machine has been surplus. It counts and does not name: which
-// machine of a place is the surplus one may change without the surplus being any younger.
+// surplusAges keeps, for one place, since when each surplus machine has been surplus. It counts and does not name:
+// which machine of a place is the surplus one may change without the surplus being any younger.
 type surplusAges []time.Time
 
 // resize follows the surplus: what is new starts now, and what returns to use is the youngest.
@@ -136,8 +136,8 @@ func (e *Engine) reclaimPass(now time.Time, c *cluster, sets []capacity.ReclaimS
 	e.endReclaims(now, c)
 }
 
-// adjust lowers r.Want to what the plan can still spare, and raises it by what has been surplus for long enough, within the
-// cluster's allowance.
+// adjust lowers r.Want to what the plan can still spare, and raises it by what has been surplus for long enough, within
+// the cluster's allowance.
 func (e *Engine) adjust(now time.Time, c *cluster, r *reclaim, set capacity.ReclaimSet) {
 	_, free := c.candidates(r, now)
 	offered := make(map[string]bool, len(set.Candidates))
@@ -155,7 +155,8 @@ func (e *Engine) adjust(now time.Time, c *cluster, r *reclaim, set capacity.Recl
 	ages := c.surplus[at].resize(spare, now)
 	c.surplus[at] = ages
 	r.Want = min(r.Want, int32(spare))
-	if more := min(ages.ripe(now, e.policy.ConsolidationDelay)-r.Want, c.allowance(now, e.policy.MaxReclaimsPerMinute)); more > 0 {
+	ripe := ages.ripe(now, e.policy.ConsolidationDelay)
+	if more := min(ripe-r.Want, c.allowance(now, e.policy.MaxReclaimsPerMinute)); more > 0 {
 		r.Want += more
 		r.Reason = set.Reason
 		c.Grants = append(c.Grants, grant{now, more})

@@ -29,8 +29,8 @@ const (
 	storeConcurrency = 16
 )
 
-// Runner drives an Engine: it stores, acknowledges, calls the provider and publishes, in that order. Run does it until its
-// context ends; a test calls Turn by itself.
+// Runner drives an Engine: it stores, acknowledges, calls the provider and publishes, in that order. Run does it until
+// its context ends; a test calls Turn by itself.
 type Runner struct {
 	store    Store
 	provider provider.Interface
@@ -124,8 +124,8 @@ func (r *Runner) turns(ctx context.Context) error {
 	}
 }
 
-// surveys compares the records with the provider's list, first soon after the start: what happened while nobody listened
-// has no other way to be seen.
+// surveys compares the records with the provider's list, first soon after the start: what happened while nobody
+// listened has no other way to be seen.
 func (r *Runner) surveys(ctx context.Context) error {
 	pause := time.Second
 	for {
@@ -231,8 +231,8 @@ func (r *Runner) pass(now time.Time) {
 	r.metrics.passes.Observe(time.Since(started).Seconds())
 }
 
-// save stores a Ready and then acknowledges. On failure nothing is acknowledged and nothing else is done, and everything
-// is tried again later.
+// save stores a Ready and then acknowledges. On failure nothing is acknowledged and nothing else is done, and
+// everything is tried again later.
 func (r *Runner) save(ctx context.Context, now time.Time, ready Ready, waiters []*waiter) bool {
 	err := error(nil)
 	if len(ready.RollUps)+len(ready.Records) > 0 {

@@ -38,8 +38,8 @@ const (
 	reloadPeriod = time.Second
 )
 
-// Serve runs the autoscaler of a configuration until ctx ends, and then shuts down gracefully. The policy follows changes
-// of the file at configPath; everything else needs a restart.
+// Serve runs the autoscaler of a configuration until ctx ends, and then shuts down gracefully. The policy follows
+// changes of the file at configPath; everything else needs a restart.
 func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, configPath string, p provider.Interface,
 	log logr.Logger) error {
 	creds, err := transport.ServerCredentials(cfg.TLS)
@@ -64,8 +64,8 @@ func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, con
 	server := grpc.NewServer(grpc.Creds(creds),
 		grpc.ChainUnaryInterceptor(transport.UnaryServerInterceptor),
 		grpc.ChainStreamInterceptor(transport.StreamServerInterceptor),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxConnectionAge, MaxConnectionAgeGrace: time.Minute,
-			Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxConnectionAge,
+			MaxConnectionAgeGrace: time.Minute, Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	NewServer(runner, clk, cfg.Feed.Debounce.Duration, cfg.Feed.Period.Duration).Register(server)
 	healthServer := health.NewServer()

@@ -23,8 +23,8 @@ import (
 	"github.com/drover-sh/drover/capacity/wire"
 )
 
-// world is a deterministic simulation: a runner driven turn by turn, a fake cloud, and one operator per cluster that does
-// what the feed says. Nothing runs by itself; advance moves the clock.
+// world is a deterministic simulation: a runner driven turn by turn, a fake cloud, and one operator per cluster that
+// does what the feed says. Nothing runs by itself; advance moves the clock.
 type world struct {
 	t      testing.TB
 	clock  *clocktesting.FakeClock
@@ -145,8 +145,8 @@ func (w *world) demand(cluster string, needs ...capacity.Need) {
 	w.send(cluster)
 }
 
-// bind is the scheduler: the largest pods first, each to the first Ready node with room. What is left is pending. It returns
-// whether that has changed.
+// bind is the scheduler: the largest pods first, each to the first Ready node with room. What is left is pending. It
+// returns whether that has changed.
 func (w *world) bind(o *operator) (changed bool) {
 	free := map[string]int64{}
 	for _, m := range w.cloud.Machines() {
@@ -203,8 +203,8 @@ func (w *world) turn() {
 	}
 }
 
-// advance moves the clock in steps of a second at most; in each, cloud, operators and autoscaler do what is due. Roll-ups
-// are repeated every ten seconds, and the provider is surveyed every thirty.
+// advance moves the clock in steps of a second at most; in each, cloud, operators and autoscaler do what is due.
+// Roll-ups are repeated every ten seconds, and the provider is surveyed every thirty.
 func (w *world) advance(d time.Duration) {
 	w.t.Helper()
 	for end := w.clock.Now().Add(d); ; {

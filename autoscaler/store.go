@@ -67,8 +67,8 @@ func (s *BlobStore) Close() error { return s.bucket.Close() }
 
 func objectKey(prefix, cluster string) string { return prefix + url.PathEscape(cluster) + objectSuffix }
 
-// Load reads everything. An object that cannot be read is an error that names it: to start without it would mean to launch
-// a second time what it records.
+// Load reads everything. An object that cannot be read is an error that names it: to start without it would mean to
+// launch a second time what it records.
 func (s *BlobStore) Load(ctx context.Context) (Saved, error) {
 	var saved Saved
 	err := s.each(ctx, rollUpPrefix, func(data []byte) error {

@@ -17,9 +17,9 @@ import (
 )
 
 // ServerCredentials returns the credentials of a gRPC server. With ClientCAFile a client without a valid certificate of
-// that CA does not get through the handshake. The files are read now, so that a wrong one is an error at start, and again
-// at each handshake: a certificate that was rotated on disk is used from the next connection on, and a file that cannot be
-// used (half written, wrong key) leaves the last good one in place.
+// that CA does not get through the handshake. The files are read now, so that a wrong one is an error at start, and
+// again at each handshake: a certificate that was rotated on disk is used from the next connection on, and a file that
+// cannot be used (half written, wrong key) leaves the last good one in place.
 func ServerCredentials(cfg configv1alpha1.ServerTLS) (credentials.TransportCredentials, error) {
 	if cfg.Insecure {
 		return insecure.NewCredentials(), nil
@@ -43,8 +43,8 @@ func ServerCredentials(cfg configv1alpha1.ServerTLS) (credentials.TransportCrede
 	})
 }
 
-// ClientCredentials returns the credentials of a gRPC client; CertFile and KeyFile make it mutual TLS. Files are read as by
-// ServerCredentials.
+// ClientCredentials returns the credentials of a gRPC client; CertFile and KeyFile make it mutual TLS. Files are read
+// as by ServerCredentials.
 func ClientCredentials(cfg configv1alpha1.ClientTLS) (credentials.TransportCredentials, error) {
 	if cfg.Insecure {
 		return insecure.NewCredentials(), nil

@@ -69,7 +69,8 @@ func Authorize(ctx context.Context, clusterID string) error {
 type clusterMessage interface{ GetClusterId() string }
 
 // UnaryServerInterceptor refuses requests that carry another cluster's cluster_id than the caller's certificate.
-func UnaryServerInterceptor(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func UnaryServerInterceptor(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
+	any, error) {
 	if m, is := req.(clusterMessage); is {
 		if err := Authorize(ctx, m.GetClusterId()); err != nil {
 			return nil, err
@@ -79,7 +80,8 @@ func UnaryServerInterceptor(ctx context.Context, req any, _ *grpc.UnaryServerInf
 }
 
 // StreamServerInterceptor does the same for every message that a client sends on a stream.
-func StreamServerInterceptor(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+func StreamServerInterceptor(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+	next grpc.StreamHandler) error {
 	return next(srv, authorizedStream{stream})
 }
 

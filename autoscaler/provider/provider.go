@@ -1,9 +1,9 @@
 // Package provider is the contract between the autoscaler and whatever gives it nodes: a cloud, bare metal, Karpenter,
 // Cluster API, or kwok's simulation.
 //
-// A provider knows machines by the id that the autoscaler chose. It never decides how many there should be, never drains,
-// and never reads pods. What it promises is in the comment of each method of Interface, and package providertest checks
-// it. Start reading at Interface.
+// A provider knows machines by the id that the autoscaler chose. It never decides how many there should be, never
+// drains, and never reads pods. What it promises is in the comment of each method of Interface, and package
+// providertest checks it. Start reading at Interface.
 package provider
 
 import (
@@ -48,8 +48,8 @@ const (
 	LaunchFailed EventType = "LaunchFailed"
 	// Terminated: the machine no longer exists.
 	Terminated EventType = "Terminated"
-	// InventoryChanged: something changed that no event of one machine tells: offerings, stock, a machine lost. Ref.Cluster
-	// may be empty. The receiver lists and reads offerings again.
+	// InventoryChanged: something changed that no event of one machine tells: offerings, stock, a machine lost.
+	// Ref.Cluster may be empty. The receiver lists and reads offerings again.
 	InventoryChanged EventType = "InventoryChanged"
 )
 
@@ -82,20 +82,21 @@ type Offering struct {
 	Availability string
 }
 
-// ErrUnknownCluster is what Launch, Terminate and List answer, wrapped, for a cluster that the provider is not configured
-// for. It stays so until somebody changes the configuration.
+// ErrUnknownCluster is what Launch, Terminate and List answer, wrapped, for a cluster that the provider is not
+// configured for. It stays so until somebody changes the configuration.
 var ErrUnknownCluster = errors.New("the provider is not configured for the cluster")
 
-// Interface is a provider. Its methods are safe for concurrent use and return quickly: they accept work and report its end
-// by events. An error of a method means "not accepted, say it again later", never "it cannot be had": that is LaunchFailed.
+// Interface is a provider. Its methods are safe for concurrent use and return quickly: they accept work and report its
+// end by events. An error of a method means "not accepted, say it again later", never "it cannot be had": that is
+// LaunchFailed.
 type Interface interface {
 	// Run works until ctx ends, and calls sink for each event; sink does not block for long. Run is called once, before
 	// anything else may be expected to happen.
 	Run(ctx context.Context, sink func(Event)) error
 
-	// Launch makes a machine. It is idempotent: a second request with the same ID changes nothing, before, during and after
-	// the launch, and also where the provider's process has been restarted in between; it may repeat the event. Launch of a
-	// machine that was terminated does nothing, or ends in LaunchFailed or Terminated.
+	// Launch makes a machine. It is idempotent: a second request with the same ID changes nothing, before, during and
+	// after the launch, and also where the provider's process has been restarted in between; it may repeat the event.
+	// Launch of a machine that was terminated does nothing, or ends in LaunchFailed or Terminated.
 	Launch(ctx context.Context, request Request) error
 
 	// Terminate ends a machine, at any point of its life. It is idempotent, and a Terminated event follows also for a

@@ -20,10 +20,11 @@ func main() {
 	command := &cobra.Command{
 		Use:   "drover-autoscaler --config FILE",
 		Short: "Gives clusters the nodes that their roll-ups ask for",
-		Long: `Receives what each cluster needs in total (UpdateClusterNeeds), plans for the whole fleet, and launches and gives
-back nodes through a provider. What it plans is streamed back to the clusters (CapacityFeed).
+		Long: `Receives what each cluster needs in total (UpdateClusterNeeds), plans for the whole fleet, and launches
+and gives back nodes through a provider. What it plans is streamed back to the clusters (CapacityFeed).
 
-The policy section of the configuration is read again when the file changes: dryRun and disableReclaim need no restart.`,
+The policy section of the configuration is read again when the file changes: dryRun and disableReclaim need no
+restart.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -133,7 +133,8 @@ func (c *Cloud) complete(m *machine) {
 }
 
 func launchedEvent(m *machine) provider.Event {
-	return provider.Event{Type: provider.Launched, Ref: m.Ref, ProviderID: "fake://" + m.Cluster + "/" + m.ID, NodeName: m.ID}
+	return provider.Event{Type: provider.Launched, Ref: m.Ref, ProviderID: "fake://" + m.Cluster + "/" + m.ID,
+		NodeName: m.ID}
 }
 
 func (c *Cloud) refusal(m *machine) string {

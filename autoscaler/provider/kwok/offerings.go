@@ -46,7 +46,8 @@ func offeringOf(in *configv1alpha1.Offering) (provider.Offering, error) {
 	maps.Copy(labels, in.Labels)
 	labels[corev1.LabelInstanceTypeStable] = in.InstanceType
 	out := provider.Offering{
-		Offering:     capacity.Offering{Name: in.Name, Labels: labels, Allocatable: allocatable, Cost: in.Cost, Atomic: in.Atomic},
+		Offering: capacity.Offering{Name: in.Name, Labels: labels, Allocatable: allocatable, Cost: in.Cost,
+			Atomic: in.Atomic},
 		InstanceType: in.InstanceType, Availability: in.Availability,
 	}
 	if in.ProvisioningTime != nil {

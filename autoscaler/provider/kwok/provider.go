@@ -128,7 +128,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// New returns a provider. A wrong offerings file is an error now; later it is logged, and the last good one stays in force.
+// New returns a provider. A wrong offerings file is an error now; later it is logged, and the last good one stays in
+// force.
 func New(options Options) (*Provider, error) {
 	if options.Seed == 0 {
 		options.Seed = rand.Int64()

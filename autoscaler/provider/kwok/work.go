@@ -34,8 +34,8 @@ func (p *Provider) work(ctx context.Context) bool {
 	return true
 }
 
-// reconcile brings one machine a step further and returns when to look again. A machine is in the hands of one worker at a
-// time; the lock is for what callers and informers read and write meanwhile.
+// reconcile brings one machine a step further and returns when to look again. A machine is in the hands of one worker
+// at a time; the lock is for what callers and informers read and write meanwhile.
 func (p *Provider) reconcile(ctx context.Context, id string) (again time.Duration, err error) {
 	p.mu.Lock()
 	m := p.machines[id]

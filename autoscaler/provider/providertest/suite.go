@@ -29,8 +29,8 @@ type Faults struct {
 
 // Subject is a provider under test.
 type Subject struct {
-	// New returns a provider process on the same infrastructure; the suite calls it again for a restart, after it has ended
-	// Run of the one before.
+	// New returns a provider process on the same infrastructure; the suite calls it again for a restart, after it has
+	// ended Run of the one before.
 	New func(t *testing.T) provider.Interface
 	// Cluster that machines may be put into, and an offering with a domain of exactly Stock machines.
 	Cluster, Offering, Domain string
