@@ -126,7 +126,7 @@ func (t *table) setQuotas() {
 }
 
 // share gives every member units*weight/total, and the units left over by rounding to the largest remainders: among
-// equals to the member that has most, so that it need not give one up.
+// equals to members that have more than the rest leaves them, so that they need not give one up.
 func (t *table) share(sharing []int, units int) {
 	total := 0
 	for _, i := range sharing {
@@ -140,9 +140,10 @@ func (t *table) share(sharing []int, units int) {
 		remainder[i] = w % total
 		rest -= t.quota[i]
 	}
+	keeps := func(i int) int { return min(t.load[i]-t.quota[i], 1) }
 	order := slices.Clone(sharing)
 	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(remainder[b], remainder[a]), cmp.Compare(t.load[b], t.load[a]), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(remainder[b], remainder[a]), cmp.Compare(keeps(b), keeps(a)), cmp.Compare(a, b))
 	})
 	for _, i := range order[:rest] {
 		t.quota[i]++

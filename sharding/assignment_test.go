@@ -208,6 +208,16 @@ func TestWeightsDivide(t *testing.T) {
 	}
 }
 
+// Where weights leave equal remainders, the units left over stay with those that have them.
+func TestEqualRemaindersStayWhereTheyAre(t *testing.T) {
+	members := serving(3)
+	members[2].Weight = 4
+	first := Balanced{}.Assign(make(Placement, 4), members)
+	if n := moves(first, Balanced{}.Assign(first, members)); n != 0 {
+		t.Errorf("assigning again moves %d of %v", n, first)
+	}
+}
+
 // Runs stay runs: after many changes a member's share is still a few ranges, so that slices and selectors stay short.
 func TestSharesStayFewRanges(t *testing.T) {
 	current := make(Placement, 10_000)

@@ -72,7 +72,7 @@ func (p *process) start() {
 }
 
 func (p *process) newSession() {
-	p.w.endSession(p.id, p.m.Session())
+	p.w.over[p.m.Session()] = true
 	p.m.StartSession(p.w.name(p.id))
 	p.acquired = false
 	p.caches = map[sharding.Resource]map[string]item{parents: {}, children: {}}
@@ -179,6 +179,9 @@ func (p *process) renew() {
 		predecessorEnded := l != nil && (l.session == "" || p.w.over[l.session]) // the process before it in the same place
 		ok := l == nil || l.session == session || (first && predecessorEnded) || p.w.mutation == sameSession
 		if ok {
+			if l != nil && l.session != session {
+				p.w.endSession(p.id, l.session)
+			}
 			p.w.counter++
 			p.w.leases[p.id] = &lease{session, p.w.counter}
 		}

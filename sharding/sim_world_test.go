@@ -147,7 +147,8 @@ type world struct {
 	members []*process
 	leaders []*leader
 	names   int             // sessions and claims
-	over    map[string]bool // sessions that have ended
+	over    map[string]bool // sessions that their own process has ended, or that have ended
+	ended   map[string]bool // sessions that have ended for everybody
 }
 
 func newWorld(c config) *world {
@@ -161,6 +162,7 @@ func newWorld(c config) *world {
 		slices: make(map[string]*sharding.Slice),
 		leases: make(map[string]*lease),
 		over:   make(map[string]bool),
+		ended:  make(map[string]bool),
 	}
 	for i := range c.members {
 		w.members = append(w.members, newProcess(w, fmt.Sprintf("m%d", i)))
@@ -294,8 +296,9 @@ func held(s *sharding.Slice) sharding.Set {
 }
 
 func (w *world) endSession(member, session string) {
-	if session != "" && !w.over[session] {
-		w.over[session] = true
+	w.over[session] = true
+	if session != "" && !w.ended[session] {
+		w.ended[session] = true
 		w.record(history.Record{Kind: history.SessionEnded, Member: member, Session: session})
 	}
 }

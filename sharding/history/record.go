@@ -20,9 +20,10 @@ const (
 	Released Kind = "Released"
 	// Settled: Member's Session serves VNs; no read of them waits any more.
 	Settled Kind = "Settled"
-	// SessionEnded: Member's Session is over. Its lease was released or revoked, its container was seen to end, or it
-	// ended itself. Whatever it was doing counts as ended; it may not start or write anything any more. A process that
-	// is stopped cannot log the end of a reconcile; what counts is that nothing it did later landed.
+	// SessionEnded: Member's Session is over for everybody. Its lease was released, revoked, or taken by a later session,
+	// or its container was seen to end. (That a member has fenced itself is not yet an end: what it sent before may
+	// still land, and nobody else owns anything yet.) Whatever it was doing counts as ended; nothing of it may start or
+	// land any more. A process that is stopped cannot log the end of a reconcile; what counts is what lands.
 	SessionEnded Kind = "SessionEnded"
 	// Started: Member's Session began to reconcile Resource Object in VN.
 	Started Kind = "Started"
