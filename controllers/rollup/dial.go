@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// keepaliveTime finds a connection that died without a word while the feed is open. Servers refuse clients that ping
-	// more often than every five minutes unless they say otherwise.
-	keepaliveTime    = 5*time.Minute + 10*time.Second
+	// keepaliveTime is how long a connection may be quiet while the feed is open before it is asked whether it lives. An
+	// autoscaler that repeats its state more often is never asked, so one that dislikes such questions has a way out.
+	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 20 * time.Second
 	// maxFeedState bounds a feed message: some hundred bytes per machine on its way, for more machines than a cluster has.
 	maxFeedState = 64 << 20
