@@ -39,13 +39,15 @@ func Up(ctx context.Context, presenter Presenter) error {
 func withOwn(ctx context.Context, presenter Presenter, do func(*Playground) error) error {
 	p, err := Start(ctx, Options{Presenter: presenter})
 	if err != nil {
+		presenter.Done()
 		return err
 	}
 	err = do(p)
-	presenter.Starting("nothing any more: stopping")
+	presenter.Busy("stopping")
 	if stopErr := p.Stop(); stopErr != nil {
 		err = errors.Join(err, fmt.Errorf("stopping: %w", stopErr))
 	}
+	presenter.Done()
 	return err
 }
 
@@ -59,6 +61,7 @@ func withAny(ctx context.Context, presenter Presenter, do func(*Playground) erro
 		return err
 	}
 	presenter.Say("Using the playground that is up: %s", p.Dir())
+	defer presenter.Done()
 	return errors.Join(do(p), p.Stop())
 }
 

@@ -33,7 +33,7 @@ func RunManifests(ctx context.Context, presenter Presenter, files []string, time
 
 func (p *Playground) runManifests(ctx context.Context, files []string, timeout time.Duration) Result {
 	story := Story{Name: strings.Join(files, ","), Title: "your own manifests"}
-	s := &Stage{ctx: ctx, p: p, begin: time.Now()} // no namespace: whatever appears is the story's
+	s := &Stage{ctx: ctx, p: p, story: "manifests", begin: time.Now()} // no namespace: whatever appears is the story's
 	p.present.StoryBegins(story)
 	p.view.look("", func(w *World) {
 		s.recorder = newRecorder("", w.v.nodes)

@@ -149,7 +149,7 @@ func (p *Playground) startControlPlane(ctx context.Context) error {
 			CRDPaths:          []string{crds},
 			ControllerManager: true,
 			KWOK:              true,
-			Progress:          func(step string) { p.present.Starting(step) },
+			Progress:          func(step string) { p.present.Busy("starting " + step) },
 		})
 		if err != nil {
 			return err
@@ -195,7 +195,7 @@ func (p *Playground) tryComponents(ctx context.Context) error {
 		return err
 	}
 	for _, name := range components {
-		p.present.Starting(name)
+		p.present.Busy("starting " + name)
 		if err := p.startOne(ctx, name); err != nil {
 			return err
 		}

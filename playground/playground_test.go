@@ -244,7 +244,7 @@ func TestPeopleWithoutATerminalGetPlainLines(t *testing.T) {
 	}
 	defer file.Close()
 	p := NewPeople(file)
-	p.Starting("etcd")
+	p.Busy("starting etcd")
 	p.StoryBegins(Story{Name: "training", Title: "title"})
 	p.Progress(time.Second, "64 nodes", "3 nodes")
 	p.Step(Step{Seconds: 1.24, Text: "64 nodes"})

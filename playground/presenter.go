@@ -15,9 +15,11 @@ import (
 // Presenter shows what happens. Its methods are called from one goroutine at a time, Progress also with locks held: they
 // must return quickly.
 type Presenter interface {
-	// Starting says what is being started; Ready that everything is.
-	Starting(what string)
+	// Busy says what takes a while: starting something, stopping. Ready says that everything runs, Done that the end has
+	// come.
+	Busy(with string)
 	Ready(p *Playground)
+	Done()
 	StoryBegins(story Story)
 	Step(step Step)
 	// Progress tells how a wait stands; it is called often, and what it shows is replaced by what comes next.
@@ -33,8 +35,9 @@ type Presenter interface {
 // Silent shows nothing.
 type Silent struct{}
 
-// Starting implements Presenter, as the other methods do.
-func (Silent) Starting(string)                        {}
+// Busy implements Presenter, as the other methods do.
+func (Silent) Busy(string)                            {}
+func (Silent) Done()                                  {}
 func (Silent) Ready(*Playground)                      {}
 func (Silent) StoryBegins(Story)                      {}
 func (Silent) Step(Step)                              {}
@@ -135,9 +138,17 @@ func (p *People) flash(text string, urgent bool) {
 	}
 }
 
-// Starting implements Presenter.
-func (p *People) Starting(what string) {
-	p.flash(fmt.Sprintf("starting %s ... %.0fs", what, time.Since(p.started).Seconds()), true)
+// Busy implements Presenter.
+func (p *People) Busy(with string) { p.flash(with+" ...", true) }
+
+// Done implements Presenter.
+func (p *People) Done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		fmt.Fprint(p.out, "\r\x1b[2K")
+		p.shown = false
+	}
 }
 
 // Ready implements Presenter.
@@ -182,6 +193,10 @@ func (p *People) Table(title, text string) {
 
 // StoryEnds implements Presenter.
 func (p *People) StoryEnds(_ Story, r Result) {
+	if r.Interrupted {
+		p.line(fmt.Sprintf("  %s after %.1fs", p.paint(red, "interrupted"), r.Seconds))
+		return
+	}
 	figures := fmt.Sprintf("%d pods, %d requests, at most %d roll-up rows (%d bytes), %d nodes launched, %d reclaimed",
 		r.Pods, r.Requests, r.RollUpRows, r.RollUpBytes, r.NodesLaunched, r.NodesReclaimed)
 	if r.OK {

@@ -60,23 +60,27 @@ type Result struct {
 	// Error says what was expected and what was seen instead, and Logs where to look.
 	Error string `json:"error,omitempty"`
 	Logs  string `json:"logs,omitempty"`
+	// Interrupted is true when the story was ended from outside before it could show anything.
+	Interrupted bool `json:"interrupted,omitempty"`
 }
 
 // Stage is what a story works with.
 type Stage struct {
 	ctx       context.Context
 	p         *Playground
+	story     string
 	namespace string
 	recorder  *recorder
 	begin     time.Time
 
 	steps []Step
 	err   error
+	logs  string // where the logs are that explain err
 }
 
 // Run plays a story. The playground has to be idle: no other launched nodes and no requests.
 func (p *Playground) Run(ctx context.Context, story Story) Result {
-	s := &Stage{ctx: ctx, p: p, namespace: "story-" + story.Name, begin: time.Now()}
+	s := &Stage{ctx: ctx, p: p, story: story.Name, namespace: "story-" + story.Name, begin: time.Now()}
 	p.present.StoryBegins(story)
 	sampling, stopSampling := context.WithCancel(ctx)
 	var sampler sync.WaitGroup
@@ -127,7 +131,7 @@ func (s *Stage) result(story Story) Result {
 		r.NodesLaunched, r.NodesReclaimed = rec.nodesLaunched(), rec.nodesReclaimed()
 	})
 	if s.err != nil {
-		r.Error, r.Logs = s.err.Error(), s.p.LogDir()
+		r.Error, r.Logs, r.Interrupted = s.err.Error(), s.logs, s.ctx.Err() != nil
 	}
 	return r
 }
@@ -138,9 +142,13 @@ func (s *Stage) Failed() bool { return s.err != nil }
 // Namespace is the story's own.
 func (s *Stage) Namespace() string { return s.namespace }
 
+// fail remembers the first failure, and the logs as they are then.
 func (s *Stage) fail(err error) {
 	if s.err == nil {
 		s.err = err
+		if s.ctx.Err() == nil { // an interruption has nothing to explain
+			s.logs = s.p.keepLogs(s.story)
+		}
 	}
 }
 

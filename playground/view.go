@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -158,8 +159,11 @@ func (v *view) drop(object any) {
 	}
 }
 
-// wait returns when the condition holds; it is looked at after every change, with the view locked.
+// wait returns when the condition holds; it is looked at after every change, with the view locked, and now and then without
+// one, so that what is shown of the wait does not stand still.
 func (v *view) wait(ctx context.Context, condition func(*World) bool, namespace string) error {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
 	for {
 		v.mu.Lock()
 		ok := condition(&World{v: v, namespace: namespace})
@@ -170,6 +174,7 @@ func (v *view) wait(ctx context.Context, condition func(*World) bool, namespace 
 		}
 		select {
 		case <-changed:
+		case <-tick.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

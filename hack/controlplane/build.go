@@ -81,7 +81,10 @@ func (b *builder) build(ctx context.Context, p program, n, of int) error {
 				return
 			case now := <-ticker.C:
 				packages, current := log.progress()
-				status := fmt.Sprintf("%s, about %s left", rough(now.Sub(begin)), rough(b.left(now)))
+				status := rough(now.Sub(begin))
+				if left := b.left(now); left > 0 { // an estimate that has turned out too short is none
+					status += ", about " + rough(left) + " left"
+				}
 				if packages > 0 {
 					status += fmt.Sprintf(", %d packages compiled, now %s", packages, current)
 				}
