@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -172,9 +173,12 @@ type trial struct {
 	cost     float64
 	offering string
 	perNode  int32
+	left     int64 // nodes that could still be launched there
 }
 
-// bestDomain tries every domain and returns the one that carries most of the unit, at the least cost of new nodes.
+// bestDomain tries every domain and returns the one that carries most of the unit, at the least cost of new nodes. A unit that
+// does not say how large it will be may be on its way still, and cannot move once it runs: among equals it gets the domain
+// where most is left to grow into.
 func (p *planner) bestDomain(u *unit, domains map[string]where) trial {
 	var best trial
 	for _, value := range slices.Sorted(maps.Keys(domains)) {
@@ -193,8 +197,12 @@ func (p *planner) bestDomain(u *unit, domains map[string]where) trial {
 				t.perNode = max(t.perNode, c.demand.perNode(c.host.shape.room))
 			}
 		}
+		if u.minCount == 0 {
+			t.left = p.stockLeft(u, value)
+		}
 		p.undo(mark)
-		if best.value == "" || t.placed > best.placed || t.placed == best.placed && about(t.cost, best.cost) < 0 {
+		if best.value == "" || t.placed > best.placed || t.placed == best.placed &&
+			cmp.Or(about(t.cost, best.cost), cmp.Compare(best.left, t.left)) < 0 {
 			best = t
 		}
 		if t.placed >= u.total() && t.cost == 0 {
@@ -208,6 +216,16 @@ func (p *planner) bestDomain(u *unit, domains map[string]where) trial {
 		best.value = ""
 	}
 	return best
+}
+
+// stockLeft counts the nodes that could still be launched for the unit in the domain that value names.
+func (p *planner) stockLeft(u *unit, value string) (left int64) {
+	for i, sl := range p.slots {
+		if sh := p.shapeOfSlot(u.site, i); sh.together(u) == value && slices.ContainsFunc(u.demands, sh.acceptsPods) {
+			left += int64(sl.stock)
+		}
+	}
+	return left
 }
 
 // keys names the topology keys that the unit shares.
