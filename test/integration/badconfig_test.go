@@ -45,7 +45,7 @@ func TestBadInputConfiguration(t *testing.T) {
 			[]string{"rollUp.acknowledgeConcurrency", "-3"}},
 		{"manager", "negative rate", []any{"backstop", "qps"}, -1, []string{"backstop.qps", "-1"}},
 		{"manager", "bad address", []any{"healthProbeBindAddress"}, "nowhere", []string{"healthProbeBindAddress", "nowhere"}},
-		{"manager", "unknown field", []any{"clusterId"}, "x", []string{"clusterId"}},
+		{"manager", "unknown field", []any{"fleet"}, "x", []string{"fleet"}},
 		{"manager", "another kind", []any{"kind"}, "AutoscalerConfiguration", []string{"kind", "AutoscalerConfiguration"}},
 		{"manager", "another version", []any{"apiVersion"}, "config.drover.sh/v9", []string{"apiVersion", "v9"}},
 
@@ -62,7 +62,7 @@ func TestBadInputConfiguration(t *testing.T) {
 			[]string{"policy.collapseFraction", "2"}},
 		{"autoscaler", "negative cap", []any{"policy", "maxReclaimsPerMinute"}, -1,
 			[]string{"policy.maxReclaimsPerMinute", "-1"}},
-		{"autoscaler", "unknown field", []any{"policy", "dryrun"}, true, []string{"dryrun"}},
+		{"autoscaler", "unknown field", []any{"policy", "dry"}, true, []string{"dry"}},
 		{"autoscaler", "state of an unknown kind", []any{"state"}, "floppy:///a", []string{"state", "floppy"}},
 
 		{"scheduler", "negative rate", []any{"profiles", 0, "pluginConfig", 0, "args", "qps"}, -1, []string{"qps", "-1"}},
@@ -74,7 +74,12 @@ func TestBadInputConfiguration(t *testing.T) {
 		t.Run(c.program+"/"+c.name, func(t *testing.T) {
 			t.Parallel()
 			file := badConfig(t, filepath.Join(f.dir, c.program+".yaml"), c.path, c.value)
-			refusedAtStart(t, f, c.program, file, append(c.want, file))
+			want := c.want
+			// kube-scheduler decodes its own part of the file, and does not say which file it was.
+			if c.program != "scheduler" || c.path[0] == "profiles" {
+				want = append(want, file)
+			}
+			refusedAtStart(t, f, c.program, file, want)
 		})
 	}
 	t.Run("autoscaler/bad offering", func(t *testing.T) {
@@ -261,6 +266,8 @@ func TestBadInputProviderError(t *testing.T) {
 	if message == "" {
 		t.Error("the UpcomingNode does not say why it failed")
 	}
+	// What was attempted is worded for its place; what the provider said is the same.
+	_, message, _ = strings.Cut(message, ": ")
 	f.waitFeed(t, "a verdict gives the provider's error", func(s *rpc.FeedState) bool {
 		for _, v := range s.Verdicts {
 			if v.State != "Met" && strings.Contains(v.Reason, message) {
