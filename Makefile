@@ -21,6 +21,43 @@ control-plane: ## Build etcd, the API server and the rest of the control plane (
 binaries: ## Build the scheduler, the manager, the autoscaler and the playground into bin/
 	@$(GO) run ./hack/controlplane -own
 
+GOTESTSUM := $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped --
+
+# Suites that start whole clusters run one after the other, the rest side by side.
+CLUSTERS := ./test/... ./playground/...
+UNITS     = $(shell $(GO) list ./... | grep -v -e /drover/test/ -e /drover/playground)
+
+.PHONY: test
+test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whole on a real control plane
+	$(GO) vet ./...
+	$(GOTESTSUM) -timeout 20m $(UNITS)
+	$(GOTESTSUM) -timeout 40m -p 1 $(CLUSTERS)
+
+# Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
+RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
+	./internal/process/... ./internal/manager/... ./plugins/...
+
+.PHONY: test-race
+test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector
+	@command -v gcc >/dev/null || { echo "installing gcc, which the race detector needs"; apt-get update -qq && apt-get install -y -qq gcc libc6-dev; }
+	CGO_ENABLED=1 $(GOTESTSUM) -race -timeout 30m $(RACE)
+
+.PHONY: bench
+bench: control-plane ## Benchmarks; figures are ratios measured in one run
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./bench/...
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## golangci-lint
+	$(TOOLS)/golangci-lint run ./...
+
+.PHONY: vuln
+vuln: $(TOOLS)/govulncheck ## Known vulnerabilities; needs the vulnerability database's host
+	$(TOOLS)/govulncheck ./...
+
+.PHONY: verify
+verify: tools ## Fail when generated files, go.mod or formatting are stale
+	hack/verify.sh
+
 .PHONY: generate
 generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
