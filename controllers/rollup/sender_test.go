@@ -119,8 +119,8 @@ func (st *senderTest) need(i int) {
 // start lets the sender through its first roll-up.
 func (st *senderTest) start() {
 	st.Helper()
+	st.waits(1) // it looks whether all is seen
 	close(st.synced)
-	st.waits(1)
 	st.clock.Step(syncPoll)
 	st.waits(2) // debounce and period
 	st.clock.Step(time.Second)

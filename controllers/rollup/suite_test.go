@@ -38,7 +38,8 @@ import (
 const patience = 30 * time.Second
 
 var fastConnect = grpc.ConnectParams{
-	Backoff: grpcbackoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
+	Backoff:           grpcbackoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
+	MinConnectTimeout: 10 * time.Second,
 }
 
 var (
