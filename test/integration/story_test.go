@@ -266,7 +266,7 @@ func warnings(ctx context.Context, p *corev1.Pod) []string {
 	}
 	var notes []string
 	for _, e := range events.Items {
-		if e.Regarding.UID == p.UID && e.Reason == "NoNodeHelps" {
+		if e.Regarding.UID == p.UID && e.Action == "RequestCapacity" {
 			notes = append(notes, e.Note)
 		}
 	}
