@@ -147,11 +147,12 @@ func (e *Engine) Event(now time.Time, event provider.Event) {
 	case provider.Launched:
 		e.instance(now, c, m, event.ProviderID, event.NodeName)
 	case provider.LaunchFailed:
-		if m.State == Requested {
+		switch m.State {
+		case Requested:
 			e.launchFailed(now, m, event.Message)
 			e.fail(now, c, m, failedPrefix+event.Message)
 			e.released(now, c, m)
-		} else if m.State == Terminating {
+		case Terminating:
 			e.gone(now, c, m, "it never existed: "+event.Message)
 		}
 	case provider.Terminated:

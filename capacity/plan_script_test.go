@@ -205,11 +205,11 @@ func profile(t *testing.T, d *datadriven.TestData) capacity.Profile {
 	set := &p.Requirements
 	for line := range strings.Lines(d.Input) {
 		f := strings.Fields(line)
-		switch {
-		case f[0] == "or":
+		switch f[0] {
+		case "or":
 			p.Alternatives = append(p.Alternatives, nil)
 			set = &p.Alternatives[len(p.Alternatives)-1]
-		case f[0] == "tolerate":
+		case "tolerate":
 			p.Tolerations = append(p.Tolerations, corev1.Toleration{Key: f[1], Operator: corev1.TolerationOpExists})
 		default:
 			ops := map[string]capacity.Operator{

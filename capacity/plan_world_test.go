@@ -135,7 +135,7 @@ func (w *world) provide() {
 		m.Settled = m.State == capacity.MachineActive && w.tick-w.quiet[m.ID] >= w.settle
 	}
 	for _, id := range gone {
-		w.fleet.remove(id)
+		w.remove(id)
 	}
 }
 

@@ -234,7 +234,7 @@ func TestAntiAffinityCountsAgainstThePodsOwnKindOnly(t *testing.T) {
 		p := builders.Pod(namespace, "p").Label("app", app).PodAntiAffinity(corev1.LabelHostname, "app", app).Obj()
 		return ProfileOfPod(p).AntiAffinity[0].Set
 	}
-	if set("shop", "web") != set("shop", "web") {
+	if one, other := set("shop", "web"), set("shop", "web"); one != other {
 		t.Error("pods of one namespace and selector are in different sets")
 	}
 	if set("shop", "web") == set("bank", "web") || set("shop", "web") == set("shop", "db") {

@@ -201,6 +201,7 @@ func (r *reloading) Info() credentials.ProtocolInfo {
 	if r.serverName != "" {
 		name = r.serverName
 	}
+	//nolint:staticcheck // SA1019: gRPC still takes the name to verify from here when no authority is given.
 	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: name}
 }
 

@@ -141,7 +141,7 @@ func states(batch []*fleetpb.MachineObservation) string {
 
 // Observations are repeated until they are acknowledged, the latest of each machine only.
 func TestReportsAreRepeatedAndCoalesced(t *testing.T) {
-	var fail error = errors.New("away")
+	fail := errors.New("away")
 	r, peer, clk := newReporterTest(t, func([]*fleetpb.MachineObservation) error { return fail })
 	say := func(id, state string) { r.report(&fleetpb.MachineObservation{Id: id, State: state}) }
 	say("m-2", stateRegistered)

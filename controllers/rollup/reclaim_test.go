@@ -231,7 +231,7 @@ func TestWithdrawnReclaim(t *testing.T) {
 			if restart {
 				op.stop()
 				autoscaler.say(&fleetpb.FeedState{})
-				op = operate(t, conn, config)
+				operate(t, conn, config)
 			} else {
 				autoscaler.say(&fleetpb.FeedState{})
 			}

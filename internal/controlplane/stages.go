@@ -4,7 +4,8 @@ import _ "embed"
 
 const (
 	// KWOKAnnotation on a Node, with KWOKAnnotationValue, gives the Node to kwok.
-	KWOKAnnotation      = "kwok.x-k8s.io/node"
+	KWOKAnnotation = "kwok.x-k8s.io/node"
+	// KWOKAnnotationValue is what kwok looks for.
 	KWOKAnnotationValue = "fake"
 
 	// RunForAnnotation on a pod says how long it runs before it succeeds, as a Go duration. A pod without it runs until

@@ -10,14 +10,14 @@ import (
 
 // Defaults of CapacityRequestArgs.
 const (
-	DefaultWriterQPS                   = 200
-	DefaultWriterBurst                 = 400
-	DefaultCapacityNamespace           = "fleet-system"
-	DefaultTemplateFreshness           = 10 * time.Minute
-	DefaultRewritePeriod               = 10 * time.Minute
-	DefaultWriterShutdownGracePeriod   = 5 * time.Second
-	maxWriterQPS               float64 = 10_000
-	maxWriterBurst             int32   = 100_000
+	DefaultWriterQPS                         = 200
+	DefaultWriterBurst                       = 400
+	DefaultCapacityNamespace                 = "fleet-system"
+	DefaultTemplateFreshness                 = 10 * time.Minute
+	DefaultRewritePeriod                     = 10 * time.Minute
+	DefaultWriterShutdownGracePeriod         = 5 * time.Second
+	maxWriterQPS                     float64 = 10_000
+	maxWriterBurst                   int32   = 100_000
 )
 
 var _ Configuration = &CapacityRequestArgs{}

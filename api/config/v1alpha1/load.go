@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -8,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -52,9 +54,22 @@ func Decode(data []byte, c Configuration) error {
 	if want := c.Kind(); meta.Kind != want {
 		return field.Invalid(field.NewPath("kind"), meta.Kind, "must be "+want)
 	}
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
+	if err := unmarshalStrict(data, c); err != nil {
 		return err
 	}
 	c.Default()
 	return c.Validate().ToAggregate()
+}
+
+// unmarshalStrict refuses unknown and doubled fields. Names are case-sensitive, as they are in the API server.
+func unmarshalStrict(data []byte, c Configuration) error {
+	converted, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return err
+	}
+	strict, err := json.UnmarshalStrict(converted, c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(strict...)
 }

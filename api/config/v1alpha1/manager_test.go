@@ -70,3 +70,11 @@ func TestManagerConfigurationIsValidated(t *testing.T) {
 		}
 	}
 }
+
+func TestFieldNamesAreCaseSensitive(t *testing.T) {
+	file := "apiVersion: config.drover.sh/v1alpha1\nkind: ManagerConfiguration\nclusterId: c\nautoscaler: {address: \"a:1\"}\n"
+	err := Decode([]byte(file), &ManagerConfiguration{})
+	if err == nil || !strings.Contains(err.Error(), "clusterId") {
+		t.Errorf("Decode accepted clusterId for clusterID: %v", err)
+	}
+}
