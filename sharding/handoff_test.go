@@ -116,7 +116,8 @@ func TestGroupsSettle(t *testing.T) {
 		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
 			i := rapid.IntRange(0, 3).Draw(rt, "who")
 			s := &g.states[i]
-			switch phase := rapid.SampledFrom([]Phase{PhaseServing, PhaseStopped, PhaseLeaving, PhaseJoining}).Draw(rt, "phase"); {
+			switch phase := rapid.SampledFrom([]Phase{PhaseServing, PhaseStopped, PhaseLeaving, PhaseJoining}).Draw(rt,
+				"phase"); {
 			case phase == PhaseStopped:
 				s.Session, s.Phase = "", phase
 			case s.Session == "":
@@ -185,7 +186,8 @@ func TestReleaseBeforeTheListKnowsNothing(t *testing.T) {
 	m.StartSession("s")
 	for _, s := range []Slice{
 		{Member: "m", Session: "s", Epoch: 1, Owned: Span(0, 2), Grants: []Grant{{1, Span(0, 2), nil}}},
-		{Member: "m", Session: "s", Epoch: 2, Owned: Span(0, 1), Draining: []Order{{2, Span(1, 1)}}, Grants: []Grant{{1, Span(0, 1), nil}}},
+		{Member: "m", Session: "s", Epoch: 2, Owned: Span(0, 1), Draining: []Order{{2, Span(1, 1)}}, Grants: []Grant{{1,
+			Span(0, 1), nil}}},
 	} {
 		if err := m.Observe(s); err != nil {
 			t.Fatal(err)

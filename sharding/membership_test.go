@@ -18,7 +18,8 @@ func TestPhaseFollowsFromWhatWasSeen(t *testing.T) {
 		{"an unready Pod is asked to drain and not robbed", MemberFacts{Session: "s", Unready: true}, PhaseLeaving},
 		{"so is one that asks for it", MemberFacts{Session: "s", LeaveAsked: true}, PhaseLeaving},
 		{"a newcomer waits for whom it may replace", MemberFacts{Session: "s", NewcomerGrace: true}, PhaseJoining},
-		{"a newcomer that is not ready is no newcomer", MemberFacts{Session: "s", NewcomerGrace: true, Unready: true}, PhaseLeaving},
+		{"a newcomer that is not ready is no newcomer", MemberFacts{Session: "s", NewcomerGrace: true, Unready: true},
+			PhaseLeaving},
 		{"one that is expected back keeps its place", MemberFacts{ReturnGrace: true}, PhaseAway},
 		{"also if its end was seen", MemberFacts{Session: "s", Terminated: true, ReturnGrace: true}, PhaseAway},
 		{"but not while it is running", MemberFacts{Session: "s", ReturnGrace: true}, PhaseServing},
@@ -33,7 +34,8 @@ func TestPhaseFollowsFromWhatWasSeen(t *testing.T) {
 func TestWhenAllWantToLeaveTheyStay(t *testing.T) {
 	current := Balanced{}.Assign(make(Placement, 9), serving(2))
 	current[4] = ""
-	members := []MemberState{{ID: "m000", Session: "s", Phase: PhaseLeaving}, {ID: "m001", Session: "t", Phase: PhaseLeaving}}
+	members := []MemberState{{ID: "m000", Session: "s", Phase: PhaseLeaving}, {ID: "m001", Session: "t",
+		Phase: PhaseLeaving}}
 	next := Balanced{}.Assign(current, candidates(members))
 	for vn, id := range next {
 		if id == "" || (current[vn] != "" && id != current[vn]) {

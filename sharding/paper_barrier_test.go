@@ -36,8 +36,8 @@ func TestPaper_5_5_1_ReadsBlockFromTheAnnouncementToTheList(t *testing.T) {
 	}
 }
 
-// 5.5.1: only the objects of the new Virtual Nodes are listed; departing from the paper, only reads of those block. What
-// the instance keeps is read as ever.
+// 5.5.1: only the objects of the new Virtual Nodes are listed; departing from the paper, only reads of those block.
+// What the instance keeps is read as ever.
 func TestPaper_5_5_1_WhatIsKeptNeverBlocks(t *testing.T) {
 	g := newGroup(t, Exclusive, 10)
 	g.join("a", "b")

@@ -11,8 +11,8 @@ import (
 )
 
 // These tests go through sections 5.3 to 5.5 of "Cache-Consistent Dynamic Load Balancing for Kubernetes Controllers"
-// and Algorithms 1 to 3, one statement each, in the paper's order. A test is named by the section; its comment gives the
-// statement in our words. Where this package departs from the paper, the test shows what it does instead, and why.
+// and Algorithms 1 to 3, one statement each, in the paper's order. A test is named by the section; its comment gives
+// the statement in our words. Where this package departs from the paper, the test shows what it does instead, and why.
 
 // numeric compares versions as apimachinery does, for well-formed ones.
 func numeric(a, b Version) (int, error) {
@@ -126,8 +126,8 @@ func TestPaper_5_3_ConsistentHashingMovesOnlyWhatItMust(t *testing.T) {
 	}
 }
 
-// 5.3.1, first stage: an object's Virtual Node is the remainder of the hash of its key, and does not change as instances
-// come and go: the function does not know them.
+// 5.3.1, first stage: an object's Virtual Node is the remainder of the hash of its key, and does not change as
+// instances come and go: the function does not know them.
 func TestPaper_5_3_1_FirstStageIsConstant(t *testing.T) {
 	for i := range 100 {
 		key := fmt.Sprintf("key-%d", i)
@@ -250,8 +250,8 @@ func TestPaper_5_4_1_ChangeDuringAList(t *testing.T) {
 	}
 }
 
-// Algorithm 2: before Reconcile, what is in the queue but is not the instance's any more is skipped. Here the same check
-// stands before every write as well.
+// Algorithm 2: before Reconcile, what is in the queue but is not the instance's any more is skipped. Here the same
+// check stands before every write as well.
 func TestPaper_Algorithm2_CheckBeforeReconcile(t *testing.T) {
 	g := newGroup(t, Eventual, 10)
 	g.join("a")
@@ -274,8 +274,8 @@ func TestPaper_Algorithm2_CheckBeforeReconcile(t *testing.T) {
 	}
 }
 
-// 5.4.2: the hash key can be given on the object; parent and child with the same key are in the same Virtual Node, and so
-// with the same instance. Here a child has its controller owner's key without being annotated.
+// 5.4.2: the hash key can be given on the object; parent and child with the same key are in the same Virtual Node,
+// and so with the same instance. Here a child has its controller owner's key without being annotated.
 func TestPaper_5_4_2_ParentAndChildTogether(t *testing.T) {
 	parent := ObjectRef{"example.org", "Parent", "ns", "p"}
 	child := ObjectRef{"example.org", "Child", "ns", "c"}

@@ -8,7 +8,8 @@ import (
 )
 
 func drawSet(t *rapid.T, label string) (Set, map[VirtualNode]bool) {
-	vns := rapid.SliceOf(rapid.Map(rapid.IntRange(0, 40), func(i int) VirtualNode { return VirtualNode(i) })).Draw(t, label)
+	vns := rapid.SliceOf(rapid.Map(rapid.IntRange(0, 40), func(i int) VirtualNode { return VirtualNode(i) })).Draw(t,
+		label)
 	members := make(map[VirtualNode]bool)
 	for _, vn := range vns {
 		members[vn] = true

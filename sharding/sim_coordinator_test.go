@@ -64,7 +64,8 @@ func (l *leader) listSlices() []sharding.Slice {
 		if l.w.mutation == skipAck {
 			s.Status.Released = nil
 			for _, o := range s.Draining {
-				s.Status.Released = append(s.Status.Released, sharding.Release{Epoch: o.Epoch, VNs: o.VNs, Known: &sharding.Versions{}})
+				s.Status.Released = append(s.Status.Released, sharding.Release{Epoch: o.Epoch, VNs: o.VNs,
+					Known: &sharding.Versions{}})
 			}
 		}
 		list = append(list, s)
@@ -149,27 +150,31 @@ func (l *leader) act(obs sharding.Observation) {
 		waiting--
 		unsure = unsure || !ok
 		if waiting == 0 {
-			if unsure {
+			if unsure && l.w.mutation != keepClaim {
 				l.claim = l.w.name(l.name)
 			}
 			l.loop()
 		}
 	}
 	for _, write := range writes {
-		if l.w.chance(0.01) {
-			l.after(simPolicy.RequestTimeout, func() { answered(false) }) // the request is lost
-			continue
-		}
 		lost := l.w.chance(0.01)
-		l.w.after(l.w.delay(), func() {
+		arrival := l.w.delay()
+		if l.w.chance(2 * l.w.resets) {
+			// The connection breaks: the coordinator is told at once, and the write may arrive long after.
+			lost, arrival = true, time.Duration(l.w.rng.IntN(2000))*time.Millisecond
+			l.after(l.w.delay(), func() { answered(false) })
+		} else if lost {
+			l.after(simPolicy.RequestTimeout, func() { answered(false) })
+		}
+		if lost && l.w.chance(0.3) {
+			continue // it never arrives
+		}
+		l.w.after(arrival, func() {
 			l.w.land(write)
 			if !lost {
 				l.after(l.w.delay(), func() { answered(true) })
 			}
 		})
-		if lost {
-			l.after(simPolicy.RequestTimeout, func() { answered(false) })
-		}
 	}
 	if len(writes) == 0 {
 		l.after(time.Duration(20+l.w.rng.IntN(80))*time.Millisecond, l.loop)
@@ -194,7 +199,8 @@ func grantEarly(slices []sharding.Slice, writes []sharding.Write) []sharding.Wri
 			if vns := o.VNs.Intersect(drained); !vns.Empty() && !written[s.Member] {
 				s.Epoch = epoch
 				s.Owned = s.Owned.Union(vns)
-				s.Grants = append(s.Grants[:len(s.Grants):len(s.Grants)], sharding.Grant{Epoch: epoch, VNs: vns, Known: &sharding.Versions{}})
+				s.Grants = append(s.Grants[:len(s.Grants):len(s.Grants)], sharding.Grant{Epoch: epoch, VNs: vns,
+					Known: &sharding.Versions{}})
 				writes = append(writes, sharding.Write{Op: sharding.Update, Slice: s})
 				written[s.Member] = true
 			}

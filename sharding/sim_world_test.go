@@ -106,6 +106,7 @@ const (
 	epochEarly     mutation = "the coordinator grants in the epoch in which it drains"
 	watchCache     mutation = "a member lists from the watch cache"
 	twoOwners      mutation = "two coordinators act on what they saw, without claims and conditions"
+	keepClaim      mutation = "a coordinator keeps its claim after a write without an answer"
 	noFence        mutation = "a member does not fence itself"
 	sameSession    mutation = "a member goes on under its old session after it was fenced"
 	noBarrier      mutation = "a member reads behind the barrier"
@@ -128,6 +129,7 @@ type config struct {
 	assign   sharding.Assignment
 	mutation mutation
 	faults   bool
+	resets   float64 // how often a connection breaks under a request
 }
 
 type world struct {
@@ -268,8 +270,10 @@ func (w *world) putSlice(next sharding.Slice) {
 	next.Version = strconv.FormatInt(w.counter, 10)
 	w.slices[next.Member] = &next
 	if old != nil && old.Session == next.Session {
-		w.record(history.Record{Kind: history.Released, Member: next.Member, Session: next.Session, VNs: held(old).Minus(held(&next))})
-		w.record(history.Record{Kind: history.Granted, Member: next.Member, Session: next.Session, VNs: held(&next).Minus(held(old))})
+		w.record(history.Record{Kind: history.Released, Member: next.Member, Session: next.Session,
+			VNs: held(old).Minus(held(&next))})
+		w.record(history.Record{Kind: history.Granted, Member: next.Member, Session: next.Session,
+			VNs: held(&next).Minus(held(old))})
 	} else {
 		w.record(history.Record{Kind: history.Granted, Member: next.Member, Session: next.Session, VNs: held(&next)})
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 // checkOptions: the bound is a lease and two seconds, and what the faults in between may take to heal.
-var checkOptions = history.Options{Compare: compareVersions, Roots: []sharding.Resource{parents}, Bound: 8 * time.Second}
+var checkOptions = history.Options{Compare: compareVersions, Roots: []sharding.Resource{parents},
+	Bound: 8 * time.Second}
 
 // fault does something to a member or a coordinator and, a while later, undoes it.
 func (w *world) fault() {
@@ -184,7 +185,8 @@ func (w *world) unsettled() string {
 	}
 	for _, name := range sortedNames(w.tables[parents].items) {
 		it := w.tables[parents].items[name]
-		if child, ok := w.tables[children].items[name]; !ok || child.generation != it.generation || it.status != it.generation {
+		if child, ok := w.tables[children].items[name]; !ok || child.generation != it.generation ||
+			it.status != it.generation {
 			return fmt.Sprintf("parent %+v has child %+v (%v)", it, child, ok)
 		}
 	}
@@ -217,8 +219,12 @@ func seeds(t *testing.T, short, full int) []uint64 {
 }
 
 func configFor(seed uint64) config {
-	c := config{seed: seed, v: 12, objects: 20, members: 2 + int(seed%4), mode: sharding.Exclusive, faults: true}
+	c := config{seed: seed, v: 12, objects: 20, members: 2 + int(seed%4), mode: sharding.Exclusive, faults: true,
+		resets: 0.01}
 	c.assign = sharding.Balanced{}
+	if seed%3 == 0 {
+		c.resets = 0.1
+	}
 	if seed%5 == 0 {
 		c.assign = sharding.ConsistentHash{Replicas: 20}
 	}
@@ -246,7 +252,7 @@ func report(t *testing.T, w *world, found []history.Violation) {
 func TestSimulation(t *testing.T) {
 	steps := 0
 	kinds := make(map[string]int)
-	for _, seed := range seeds(t, 12, 400) {
+	for _, seed := range seeds(t, 5, 400) {
 		w := simulate(configFor(seed), 2, 25*time.Second)
 		steps += w.steps
 		for _, r := range w.records {
@@ -293,6 +299,7 @@ func TestCheckerCatchesMutations(t *testing.T) {
 		{epochEarly, []history.Invariant{history.I1}},
 		{releaseEarly, []history.Invariant{history.I1}},
 		{twoOwners, []history.Invariant{history.I1}},
+		{keepClaim, []history.Invariant{history.I1}},
 		{noFence, []history.Invariant{history.I1}},
 		{sameSession, []history.Invariant{history.I1}},
 		{trustedExpiry, []history.Invariant{history.I1}},
@@ -310,6 +317,9 @@ func TestCheckerCatchesMutations(t *testing.T) {
 			for _, seed := range seeds(t, 40, 40) {
 				c := configFor(seed)
 				c.mutation = tc.mutation
+				if c.mutation == blindRelease || c.mutation == keepClaim {
+					c.resets = 0.1
+				}
 				w := simulate(c, 1, 20*time.Second)
 				for _, v := range history.Check(w.records, checkOptions) {
 					count[v.Invariant]++

@@ -15,8 +15,8 @@ import (
 	"github.com/drover-sh/drover/sharding"
 )
 
-// TestTranscripts plays the stories in testdata. They need no code to be read: each directive is something that happens,
-// and below it stands all that follows from it.
+// TestTranscripts plays the stories in testdata. They need no code to be read: each directive is something that
+// happens, and below it stands all that follows from it.
 //
 //	group v=N [mode=Eventual]        a new group; parents depend on children
 //	lease m session=S                member m holds its lease under session S, and its process runs

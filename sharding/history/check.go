@@ -259,7 +259,8 @@ func (c *checker) sessionEnded(r *Record) {
 func (c *checker) started(r *Record) {
 	o := object{r.Resource, r.Object}
 	if run, ok := c.running[o]; ok && run.session != r.Session {
-		c.violated(I1, "%s starts to reconcile %s, which %s has been reconciling since %v", r.Session, o, run.session, run.start)
+		c.violated(I1, "%s starts to reconcile %s, which %s has been reconciling since %v", r.Session, o, run.session,
+			run.start)
 	}
 	c.mustOwn(r, "starts to reconcile "+o.String())
 	c.running[o] = reconcile{r.Session, r.At}

@@ -48,7 +48,8 @@ func user(v sharding.Version) Record {
 	return Record{Kind: Wrote, Actor: User, VN: 1, Resource: parents, Object: "p", Version: v, Digest: string(v)}
 }
 func write(s string, v sharding.Version) Record {
-	return Record{Kind: Wrote, Actor: Reconciler, Session: s, VN: 1, Resource: children, Object: "p", Version: v, Digest: string(v)}
+	return Record{Kind: Wrote, Actor: Reconciler, Session: s, VN: 1, Resource: children, Object: "p", Version: v,
+		Digest: string(v)}
 }
 func list(s string) Record {
 	return Record{Kind: Listed, Session: s, Resource: parents, VNs: sharding.SetOf(1)}
@@ -96,7 +97,8 @@ func TestCheck(t *testing.T) {
 		{"nobody owns what is reconciled", []Record{user("1"), start("a")}, []Invariant{I1}},
 
 		{"a read is older than the previous owner's write", []Record{
-			user("1"), grant("a"), write("a", "1"), write("a", "2"), release("a"), grant("b"), start("b"), read("b", children, "1"),
+			user("1"), grant("a"), write("a", "1"), write("a", "2"), release("a"), grant("b"), start("b"), read("b",
+				children, "1"),
 		}, []Invariant{I2}},
 		{"a read is older than the reader's own write: any cache lags", []Record{
 			user("1"), grant("a"), write("a", "1"), write("a", "2"), start("a"), read("a", children, "1"),
@@ -105,13 +107,16 @@ func TestCheck(t *testing.T) {
 			user("1"), grant("a"), write("a", "1"), release("a"), grant("b"), start("b"), read("b", children, ""),
 		}, []Invariant{I2, I3}},
 		{"a read finds what the previous owner deleted", []Record{
-			user("1"), grant("a"), write("a", "1"), deleted(write("a", "2")), release("a"), grant("b"), start("b"), read("b", children, "1"),
+			user("1"), grant("a"), write("a", "1"), deleted(write("a", "2")), release("a"), grant("b"), start("b"), read("b",
+				children, "1"),
 		}, []Invariant{I2}},
 
-		{"an object that is there is not found in a cache", []Record{user("1"), grant("a"), start("a"), read("a", parents, "")},
+		{"an object that is there is not found in a cache", []Record{user("1"), grant("a"), start("a"), read("a", parents,
+			"")},
 			[]Invariant{I3}},
 		{"nor by the server", []Record{user("1"), grant("a"), start("a"), server(read("a", parents, ""))}, []Invariant{I3}},
-		{"nor in the cache of one that does not own it", []Record{user("1"), grant("a"), read("b", parents, "")}, []Invariant{I3}},
+		{"nor in the cache of one that does not own it", []Record{user("1"), grant("a"), read("b", parents, "")},
+			[]Invariant{I3}},
 		{"an object that is newer than the cache's list may come later", []Record{
 			list("a"), user("1"), filled("a"), grant("a"), start("a"), read("a", parents, ""),
 		}, nil},
@@ -138,7 +143,8 @@ func TestCheck(t *testing.T) {
 		{"after a list it may be", []Record{told("a", "1"), list("a"), told("a", "1")}, nil},
 
 		{"a cache holds what its member owns", []Record{user("1"), grant("a"), snapshot("a", "p@1")}, nil},
-		{"a cache holds an old version", []Record{user("1"), user("2"), grant("a"), snapshot("a", "p@1")}, []Invariant{I7, I7}},
+		{"a cache holds an old version", []Record{user("1"), user("2"), grant("a"), snapshot("a", "p@1")}, []Invariant{I7,
+			I7}},
 		{"a cache lacks an object", []Record{user("1"), grant("a"), snapshot("a")}, []Invariant{I7}},
 		{"a cache holds what another owns", []Record{user("1"), grant("a"), snapshot("b", "p@1")}, []Invariant{I7}},
 		{"an unknown record is not passed over", []Record{{Kind: "Grated"}}, []Invariant{""}},
@@ -173,12 +179,14 @@ func TestEveryObjectIsReconciledWithinTheBound(t *testing.T) {
 		{"never", []Record{at(0, grant("a")), at(1, user("1")), at(12, settled("a"))}, 1},
 		{"the history ends before it is due", []Record{at(0, grant("a")), at(1, user("1")), at(10, settled("a"))}, 0},
 		{"a change gives more time", []Record{at(0, grant("a")), at(1, user("1")), at(5, change), at(14, start("a"))}, 0},
-		{"but not to what is late already", []Record{at(0, grant("a")), at(1, user("1")), at(12, change), at(14, start("a"))}, 1},
+		{"but not to what is late already", []Record{at(0, grant("a")), at(1, user("1")), at(12, change), at(14,
+			start("a"))}, 1},
 		{"what moves is reconciled by its new owner", []Record{
 			at(0, grant("a")), at(1, user("1")), at(2, start("a")), at(3, finish("a")), at(4, release("a")), at(4, grant("b")),
 			at(20, settled("b")),
 		}, 1},
-		{"what was deleted needs nothing", []Record{at(0, grant("a")), at(1, user("1")), at(2, deleted(user("2"))), at(20, settled("a"))}, 0},
+		{"what was deleted needs nothing", []Record{at(0, grant("a")), at(1, user("1")), at(2, deleted(user("2"))), at(20,
+			settled("a"))}, 0},
 	} {
 		found := Check(tc.records, options)
 		if len(found) != tc.want || (tc.want > 0 && found[0].Invariant != I4) {
@@ -204,7 +212,8 @@ func TestHistoriesSurviveAFile(t *testing.T) {
 		t.Errorf("%v %s", err, diff)
 	}
 	for _, bad := range []string{`{"at":1,"kind":"Granted","vns":"3-1"}`, `{"kind":"Granted","vn_s":"1"}`, `{`} {
-		if _, err := Load(strings.NewReader(`{"at":1,"kind":"Changed"}` + "\n" + bad)); err == nil || !strings.Contains(err.Error(), "record 2") {
+		if _, err := Load(strings.NewReader(`{"at":1,"kind":"Changed"}` + "\n" + bad)); err == nil ||
+			!strings.Contains(err.Error(), "record 2") {
 			t.Errorf("Load of %s: %v, want an error that names record 2", bad, err)
 		}
 	}

@@ -89,7 +89,8 @@ func (r Record) String() string {
 	s := fmt.Sprintf("%v %s", r.At, r.Kind)
 	for _, f := range []struct{ name, value string }{
 		{"member", r.Member}, {"session", r.Session}, {"vns", r.VNs.String()},
-		{"object", objectOf(r)}, {"root", r.Root}, {"version", string(r.Version)}, {"actor", string(r.Actor)}, {"what", r.What},
+		{"object", objectOf(r)}, {"root", r.Root}, {"version", string(r.Version)}, {"actor", string(r.Actor)}, {"what",
+			r.What},
 	} {
 		if f.value != "" {
 			s += " " + f.name + "=" + f.value
