@@ -13,7 +13,7 @@ var ErrStoryFailed = errors.New("a story has failed")
 // Demo starts a playground, plays stories, and stops it.
 func Demo(ctx context.Context, presenter Presenter, stories []Story) error {
 	presenter.Say("Drover: a scheduling failure becomes a node. Everything below runs for real, in separate processes on this machine.")
-	err := withOwn(ctx, presenter, func(p *Playground) error { return p.playAll(ctx, stories) })
+	err := withOwn(ctx, Options{Presenter: presenter}, func(p *Playground) error { return p.playAll(ctx, stories) })
 	if err == nil {
 		presenter.Say("\n%s", next("all"))
 	}
@@ -27,7 +27,7 @@ func RunStories(ctx context.Context, presenter Presenter, stories []Story) error
 
 // Up keeps a playground running until ctx ends.
 func Up(ctx context.Context, presenter Presenter) error {
-	return withOwn(ctx, presenter, func(p *Playground) error {
+	return withOwn(ctx, Options{Presenter: presenter, Shared: true}, func(p *Playground) error {
 		p.table(ctx, "get", "availablecapacity", "-A")
 		presenter.Say("\nexport KUBECONFIG=%s\n\n%s\n\nCtrl-C, or `bin/playground down`, ends it.", p.Kubeconfig(), next("up"))
 		<-ctx.Done()
@@ -36,8 +36,9 @@ func Up(ctx context.Context, presenter Presenter) error {
 }
 
 // withOwn starts a playground, and stops it whatever happens.
-func withOwn(ctx context.Context, presenter Presenter, do func(*Playground) error) error {
-	p, err := Start(ctx, Options{Presenter: presenter})
+func withOwn(ctx context.Context, o Options, do func(*Playground) error) error {
+	presenter := o.Presenter
+	p, err := Start(ctx, o)
 	if err != nil {
 		presenter.Done()
 		return err
@@ -55,7 +56,7 @@ func withOwn(ctx context.Context, presenter Presenter, do func(*Playground) erro
 func withAny(ctx context.Context, presenter Presenter, do func(*Playground) error) error {
 	p, err := Attach(ctx, presenter)
 	if errors.Is(err, ErrNoneRunning) {
-		return withOwn(ctx, presenter, do)
+		return withOwn(ctx, Options{Presenter: presenter}, do)
 	}
 	if err != nil {
 		return err

@@ -42,6 +42,8 @@ type Options struct {
 	ControlPlane *controlplane.ControlPlane
 	// Kubeconfigs, by component, are what that component uses. Default: the administrator's.
 	Kubeconfigs map[string]string
+	// Shared lets other processes find the playground in the registry, to play stories on it or to end it.
+	Shared bool
 	// Presenter shows what happens. Default: nothing is shown.
 	Presenter Presenter
 }
@@ -102,7 +104,7 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if p.view, err = newView(ctx, p.kube); err != nil {
 		return nil, err
 	}
-	if p.entry != nil {
+	if p.entry != nil && o.Shared {
 		if err := p.entry.publish(description{PID: os.Getpid(), Kubeconfig: p.kube, Ports: p.ports}); err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -114,11 +115,28 @@ func (s *Stage) prepare(story Story) bool {
 	if s.err != nil {
 		return false
 	}
-	if err := s.p.SetOfferings(story.Offerings); err != nil {
-		s.fail(err)
-	}
+	// The namespace is also the lock: whoever creates it plays, and cleans up.
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}})
+	if s.err != nil {
+		return false
+	}
+	s.SetOfferings(story.Offerings)
+	s.awaitOfferings(story.Offerings)
 	return true
+}
+
+// awaitOfferings waits until the cluster knows what is sold: before that, a plan could still count on what was.
+func (s *Stage) awaitOfferings(offerings []configv1alpha1.Offering) {
+	want := map[string]int32{}
+	for _, o := range offerings {
+		for _, d := range o.Domains {
+			want[o.Name] += d.Count
+		}
+	}
+	s.Await(fmt.Sprintf("AvailableCapacity %v", want), func(w *World) (bool, string) {
+		got := w.Available()
+		return maps.Equal(got, want), fmt.Sprint(got)
+	})
 }
 
 func (s *Stage) result(story Story) Result {

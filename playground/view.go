@@ -41,6 +41,7 @@ type view struct {
 	nodes    map[string]*corev1.Node
 	requests map[types.UID]*fleetv1alpha1.CapacityRequest
 	upcoming map[string]*fleetv1alpha1.UpcomingNode
+	hints    map[string]*fleetv1alpha1.AvailableCapacity
 	events   map[types.UID]*corev1.Event
 	rollUp   rollUp
 	recorder *recorder
@@ -63,6 +64,7 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 		nodes:    map[string]*corev1.Node{},
 		requests: map[types.UID]*fleetv1alpha1.CapacityRequest{},
 		upcoming: map[string]*fleetv1alpha1.UpcomingNode{},
+		hints:    map[string]*fleetv1alpha1.AvailableCapacity{},
 		events:   map[types.UID]*corev1.Event{},
 	}
 	if v.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
@@ -80,10 +82,15 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 	}()
 	for _, object := range []client.Object{
 		&corev1.Pod{}, &corev1.Node{}, &corev1.Event{}, &fleetv1alpha1.CapacityRequest{}, &fleetv1alpha1.UpcomingNode{},
+		&fleetv1alpha1.AvailableCapacity{},
 	} {
+		var seen toolscache.ResourceEventHandlerRegistration
 		informer, err := informers.GetInformer(ctx, object)
 		if err == nil {
-			_, err = informer.AddEventHandler(v.handler())
+			seen, err = informer.AddEventHandler(v.handler())
+		}
+		if err == nil && !toolscache.WaitForCacheSync(ctx.Done(), seen.HasSynced) {
+			err = context.Cause(ctx)
 		}
 		if err != nil {
 			v.stop()
@@ -135,6 +142,8 @@ func (v *view) put(object any) {
 		v.requests[o.UID] = o
 	case *fleetv1alpha1.UpcomingNode:
 		v.upcoming[o.Name] = o
+	case *fleetv1alpha1.AvailableCapacity:
+		v.hints[o.Name] = o
 	}
 	if v.recorder != nil {
 		v.recorder.saw(object)
@@ -153,6 +162,8 @@ func (v *view) drop(object any) {
 		delete(v.requests, o.UID)
 	case *fleetv1alpha1.UpcomingNode:
 		delete(v.upcoming, o.Name)
+	case *fleetv1alpha1.AvailableCapacity:
+		delete(v.hints, o.Name)
 	}
 	if v.recorder != nil {
 		v.recorder.lost(object)
@@ -244,6 +255,15 @@ func (w *World) Node(name string) *corev1.Node { return w.v.nodes[name] }
 // Upcoming are the UpcomingNodes.
 func (w *World) Upcoming() []*fleetv1alpha1.UpcomingNode {
 	return sorted(w.v.upcoming, func(*fleetv1alpha1.UpcomingNode) bool { return true })
+}
+
+// Available is what can be had, by offering.
+func (w *World) Available() map[string]int32 {
+	found := map[string]int32{}
+	for name, h := range w.v.hints {
+		found[name] = h.Spec.AvailableCount
+	}
+	return found
 }
 
 // CapacityEvents are the events about the story's pods that tell why no request was made for one.
