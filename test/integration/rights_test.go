@@ -16,8 +16,12 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 )
@@ -30,6 +34,8 @@ var unusedButNeeded = map[string]string{
 	"drover-manager: update capacityrequests.fleet.lucy.sh":   "a request is rewritten when its pod has changed",
 	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
 	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
+	"drover-manager: patch upcomingnodes.fleet.lucy.sh in fleet-system": "a machine whose labels or resources turn out " +
+		"to be others than those announced",
 }
 
 // TestRBAC plays a story that touches everything once, and then holds what the ServiceAccounts did, by the API server's own
@@ -272,16 +278,7 @@ func playEverything(t *testing.T) {
 		found := warnings(ctx, hopeless)
 		return len(found) > 0, fmt.Sprint(found)
 	})
-	claimant := pod(t, ns, "claimant", requests("cpu", "1"), func(s *corev1.PodSpec) {
-		s.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "nowhere"},
-		}}}
-	})
-	eventually(t, "the pod without its claim has its event", func(ctx context.Context) (bool, string) {
-		found := warnings(ctx, claimant)
-		return len(found) > 0, fmt.Sprint(found)
-	})
-	remove(t, claimant)
+	waitForClaims(t, ns)
 	for _, name := range []string{"manager", "scheduler"} {
 		if _, _, err := f.metric(t.Context(), name, scraperToken(t), "go_goroutines"); err != nil {
 			t.Errorf("%s refuses its metrics to a scraper: %v", name, err)
@@ -311,4 +308,79 @@ func playEverything(t *testing.T) {
 		failure := list(ctx, &hints)
 		return failure == "" && len(hints.Items) == 1, fmt.Sprint(len(hints.Items), failure)
 	})
+}
+
+// waitForClaims brings pods that wait for claims, and waits until the manager has looked where the claims lead.
+func waitForClaims(t *testing.T, ns string) {
+	t.Helper()
+	claim := func(name string) podOption {
+		return func(s *corev1.PodSpec) {
+			s.Volumes = append(s.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+			}})
+		}
+	}
+	oneGig := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	class := &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: "kubernetes.io/no-provisioner",
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+	// A volume in a zone that no pod of ours can reach, so that its pod waits.
+	volume := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "far-away"},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: oneGig, AccessModes: modes,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: "none", VolumeHandle: "none"},
+			},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"zone-z"},
+				}}}},
+			}},
+		},
+	}
+	create(t, class)
+	create(t, volume)
+	t.Cleanup(func() {
+		ctx, cancel := cleanupContext()
+		defer cancel()
+		if err := errors.Join(env.client.Delete(ctx, class), env.client.Delete(ctx, volume)); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, spec := range map[string]corev1.PersistentVolumeClaimSpec{
+		"late":  {StorageClassName: ptr.To("late")},
+		"bound": {StorageClassName: ptr.To(""), VolumeName: "far-away"},
+	} {
+		spec.AccessModes, spec.Resources.Requests = modes, oneGig
+		create(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: spec})
+	}
+	eventually(t, "the claim is bound", func(ctx context.Context) (bool, string) {
+		c := &corev1.PersistentVolumeClaim{}
+		err := env.client.Get(ctx, client.ObjectKey{Namespace: ns, Name: "bound"}, c)
+		return c.Status.Phase == corev1.ClaimBound, fmt.Sprint(c.Status.Phase, err)
+	})
+	waiting := []*corev1.Pod{
+		pod(t, ns, "without-claim", claim("nowhere")),
+		pod(t, ns, "with-late-claim", claim("late")),
+		pod(t, ns, "with-bound-claim", claim("bound")),
+		pod(t, ns, "with-device", func(s *corev1.PodSpec) {
+			s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("nowhere")}}
+		}),
+	}
+	for _, resource := range []string{
+		"persistentvolumeclaims", "persistentvolumes", "storageclasses.storage.k8s.io", "resourceclaims.resource.k8s.io",
+	} {
+		eventually(t, "the manager watches "+resource, func(context.Context) (bool, string) {
+			used, _ := readAudit(t)
+			return slices.ContainsFunc(used["drover-manager"], func(r right) bool {
+				return r.String() == "watch "+resource
+			}), ""
+		})
+	}
+	for _, p := range waiting {
+		remove(t, p)
+	}
 }
