@@ -135,8 +135,12 @@ func TestQuietAtFollowsTheLastWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.StartSession("t")
-	if got, want := m.QuietAt(), 4+DefaultLeasePolicy().RequestTimeout; got != want {
-		t.Errorf("QuietAt = %v, want %v", got, want)
+	quiet := 4 + DefaultLeasePolicy().RequestTimeout
+	if m.QuietAt() != quiet || m.Acquire(quiet-1) || !m.Acquire(quiet) {
+		t.Errorf("QuietAt = %v, want %v, and Acquire no earlier", m.QuietAt(), quiet)
+	}
+	if m.Acquire(quiet + 1) {
+		t.Error("a session may try a second time to acquire its lease")
 	}
 }
 

@@ -20,22 +20,23 @@ var (
 // A Member is the member's side of the handoff. It is told what happens, and tells what to list, what to drop from the
 // caches, what to write into its slice's status, and whether a reconcile may start and a write be sent.
 type Member struct {
-	id       string
-	deps     Dependencies
-	compare  CompareFunc
-	barrier  *Barrier
-	fence    *Fence
-	session  string
-	quietAt  Instant
-	leaving  bool
-	epoch    Epoch
-	owned    Set
-	incoming []Order
-	draining []*drain
-	origins  []origin
-	work     map[VirtualNode]*work
-	fetches  []*fetching
-	filled   map[Resource]Set // what the caches may hold something of, complete or not
+	id        string
+	deps      Dependencies
+	compare   CompareFunc
+	barrier   *Barrier
+	fence     *Fence
+	session   string
+	attempted bool
+	quietAt   Instant
+	leaving   bool
+	epoch     Epoch
+	owned     Set
+	incoming  []Order
+	draining  []*drain
+	origins   []origin
+	work      map[VirtualNode]*work
+	fetches   []*fetching
+	filled    map[Resource]Set // what the caches may hold something of, complete or not
 }
 
 // A drain is an order to give up some Virtual Nodes, and how far the member has come with it.
@@ -104,11 +105,10 @@ func NewMember(id string, deps Dependencies, compare CompareFunc, fence *Fence) 
 }
 
 // StartSession begins a new life under a name that was never used before: at the start of the process, after Expired,
-// and after an attempt to acquire the Lease whose outcome is not known (it may have landed, and been revoked since, so
-// that the coordinator counts the session as over). The member owns nothing until the coordinator has granted it
-// something under this name, and its caches are empty.
+// and after an attempt to acquire the Lease that did not succeed or whose outcome is not known. The member owns nothing
+// until the coordinator has granted it something under this name, and its caches are empty.
 func (m *Member) StartSession(session string) {
-	m.session, m.epoch, m.leaving = session, 0, false
+	m.session, m.attempted, m.epoch, m.leaving = session, false, 0, false
 	m.owned, m.incoming, m.draining, m.origins, m.fetches = nil, nil, nil, nil, nil
 	m.work = make(map[VirtualNode]*work)
 	m.filled = make(map[Resource]Set)
@@ -130,6 +130,17 @@ func (m *Member) Renewed(session string, sentAt, now Instant) {
 // QuietAt returns when the last write of this process has landed, or never will. A new session acquires the Lease no
 // earlier: what the old one sent would land as a write of nobody's.
 func (m *Member) QuietAt() Instant { return m.quietAt }
+
+// Acquire reports whether the one attempt of this session to acquire the Lease may be sent now. There is no second one
+// under the same name: the first may have landed without an answer, and have been revoked since, so that for the
+// coordinator the session is over.
+func (m *Member) Acquire(now Instant) bool {
+	if m.attempted || now < m.quietAt {
+		return false
+	}
+	m.attempted = true
+	return true
+}
 
 // Expired reports whether the member must end its session: it has held a lease and may not act on it any more.
 func (m *Member) Expired(now Instant) bool { return m.fence.held && !m.fence.Holds(now) }

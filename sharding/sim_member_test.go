@@ -180,11 +180,11 @@ func (p *process) renew() {
 		p.newSession()
 	}
 	session, sent := p.m.Session(), p.w.now
-	if !p.acquired && sent < p.m.QuietAt() && p.w.mutation != noFence {
+	first := !p.acquired
+	if first && !p.m.Acquire(sent) && p.w.mutation != sameAttempt {
 		p.after(simPolicy.RetryPeriod, p.renew)
 		return
 	}
-	first := !p.acquired
 	p.request(func() func() {
 		l := p.w.leases[p.id]
 		predecessorEnded := l != nil && (l.session == "" || p.w.over[l.session]) // the process before it in the same place
@@ -203,13 +203,13 @@ func (p *process) renew() {
 				p.acquired = true
 				p.m.Renewed(session, sent, p.w.now)
 				p.pump()
-			case p.acquired && p.w.mutation != noFence:
-				p.newSession() // revoked
+			case p.w.mutation != noFence:
+				p.newSession() // revoked, or never acquired
 			}
 		}
 	}, func() {
-		if first && !p.acquired && session == p.m.Session() {
-			p.newSession() // it may have been acquired, and revoked since
+		if !p.acquired && session == p.m.Session() && p.w.mutation != sameAttempt {
+			p.newSession()
 		}
 	})
 	p.after(simPolicy.RetryPeriod, p.renew)

@@ -108,6 +108,7 @@ const (
 	twoOwners      mutation = "two coordinators act on what they saw, without claims and conditions"
 	keepClaim      mutation = "a coordinator keeps its claim after a write without an answer"
 	noFence        mutation = "a member does not fence itself"
+	sameAttempt    mutation = "a member tries to acquire its lease again under the same session"
 	sameSession    mutation = "a member goes on under its old session after it was fenced"
 	noBarrier      mutation = "a member reads behind the barrier"
 	releaseEarly   mutation = "a member releases while a reconcile is running"

@@ -301,6 +301,7 @@ func TestCheckerCatchesMutations(t *testing.T) {
 		{twoOwners, []history.Invariant{history.I1}},
 		{keepClaim, []history.Invariant{history.I1}},
 		{noFence, []history.Invariant{history.I1}},
+		{sameAttempt, []history.Invariant{history.I1}},
 		{sameSession, []history.Invariant{history.I1}},
 		{trustedExpiry, []history.Invariant{history.I1}},
 		{watchCache, []history.Invariant{history.I2}},
@@ -317,8 +318,8 @@ func TestCheckerCatchesMutations(t *testing.T) {
 			for _, seed := range seeds(t, 40, 40) {
 				c := configFor(seed)
 				c.mutation = tc.mutation
-				if c.mutation == blindRelease || c.mutation == keepClaim {
-					c.resets = 0.1
+				if slices.Contains([]mutation{blindRelease, keepClaim, sameAttempt}, c.mutation) {
+					c.resets = 0.3
 				}
 				w := simulate(c, 1, 20*time.Second)
 				for _, v := range history.Check(w.records, checkOptions) {
