@@ -19,8 +19,8 @@ func (s *Stage) AwaitPods(app string, n int) {
 	})
 }
 
-// AwaitRequests waits until n pods are accounted for: each has a request that was carried to the autoscaler, or was bound
-// before one was needed. It tells how many there are.
+// AwaitRequests waits until n pods are accounted for: each has a request that was carried to the autoscaler, or was
+// bound before one was needed. It tells how many there are.
 func (s *Stage) AwaitRequests(n int) {
 	var acked, without int
 	s.Await(fmt.Sprintf("%d CapacityRequests, all acknowledged", n), func(w *World) (bool, string) {

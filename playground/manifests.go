@@ -16,8 +16,9 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// RunManifests applies the user's own manifests, on the playground that is up or on a new one, follows what comes of them
-// until every pod runs (or has succeeded) and no node is on its way, or timeout has passed, and deletes them again.
+// RunManifests applies the user's own manifests, on the playground that is up or on a new one, follows what comes of
+// them until every pod runs (or has succeeded) and no node is on its way, or timeout has passed, and deletes them
+// again.
 func RunManifests(ctx context.Context, presenter Presenter, files []string, timeout time.Duration) error {
 	return withAny(ctx, presenter, func(p *Playground) error {
 		result := p.runManifests(ctx, files, timeout)
@@ -141,8 +142,8 @@ func (s *Stage) follow(timeout time.Duration, podsBefore int) {
 	s.Step("%s", seen)
 }
 
-// settled returns a condition that holds when all pods run and two more roll-ups have changed nothing: controllers may be
-// about to make more pods, and a manifest may hold requests only.
+// settled returns a condition that holds when all pods run and two more roll-ups have changed nothing: controllers may
+// be about to make more pods, and a manifest may hold requests only.
 func (s *Stage) settled(podsBefore int) func(w *World, running bool) bool {
 	var state string
 	var since int

@@ -162,8 +162,8 @@ func (p *Playground) startControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// startComponents writes configurations and starts the programs. Ports are chosen before they are used, so that somebody
-// may be quicker; then all is done again with others.
+// startComponents writes configurations and starts the programs. Ports are chosen before they are used, so that
+// somebody may be quicker; then all is done again with others.
 func (p *Playground) startComponents(ctx context.Context) error {
 	if err := ensureSystemNamespace(ctx, p.cp.Config()); err != nil {
 		return err
@@ -265,8 +265,8 @@ func (p *Playground) Dir() string { return p.dir }
 // LogDir is where the logs of Drover's programs are.
 func (p *Playground) LogDir() string { return filepath.Join(p.dir, "logs") }
 
-// Stop ends every process and, where the playground chose its directory, removes it. It may be called again. A playground
-// that was attached to is only let go.
+// Stop ends every process and, where the playground chose its directory, removes it. It may be called again. A
+// playground that was attached to is only let go.
 func (p *Playground) Stop() error {
 	p.stop.Do(func() {
 		if p.view != nil {
@@ -287,8 +287,8 @@ func (p *Playground) Stop() error {
 	return p.stopOK
 }
 
-// Attach joins a playground that another process keeps up. Its stories can be played; its components belong to the other
-// process, so that Kill and Restart do not know them.
+// Attach joins a playground that another process keeps up. Its stories can be played; its components belong to the
+// other process, so that Kill and Restart do not know them.
 func Attach(ctx context.Context, presenter Presenter) (*Playground, error) {
 	e, d, err := findEntry()
 	if err != nil {

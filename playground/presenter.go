@@ -12,8 +12,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Presenter shows what happens. Its methods are called from one goroutine at a time, Progress also with locks held: they
-// must return quickly.
+// Presenter shows what happens. Its methods are called from one goroutine at a time, Progress also with locks held:
+// they must return quickly.
 type Presenter interface {
 	// Busy says what takes a while: starting something, stopping. Ready says that everything runs, Done that the end has
 	// come.
@@ -64,8 +64,8 @@ func (j JSON) StoryEnds(_ Story, result Result) {
 // tableRows is how many rows of a table are shown.
 const tableRows = 4
 
-// People shows a time line for people: on a terminal with a live line for what takes long and with colours, elsewhere as
-// plain lines.
+// People shows a time line for people: on a terminal with a live line for what takes long and with colours, elsewhere
+// as plain lines.
 type People struct {
 	out    io.Writer
 	live   bool

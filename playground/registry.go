@@ -21,8 +21,8 @@ var ErrNoneRunning = errors.New("no playground is up: start one with `playground
 // registryEnv overrides where playgrounds are registered.
 const registryEnv = "DROVER_PLAYGROUNDS"
 
-// entry is a playground's directory in the registry. Its owner holds a lock on the file "owner" in it: whoever gets that
-// lock knows that the owner is gone, however it went.
+// entry is a playground's directory in the registry. Its owner holds a lock on the file "owner" in it: whoever gets
+// that lock knows that the owner is gone, however it went.
 type entry struct {
 	dir  string
 	lock *os.File

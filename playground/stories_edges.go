@@ -12,7 +12,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// ScaleFromZero has no node at all: the scheduler does not even call its plugins, and the back-stop writes the requests.
+// ScaleFromZero has no node at all: the scheduler does not even call its plugins, and the back-stop writes the
+// requests.
 func ScaleFromZero() Story {
 	const pods = 3
 	return Story{

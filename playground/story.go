@@ -21,7 +21,8 @@ import (
 	"github.com/drover-sh/drover/internal/controlplane"
 )
 
-// patience is how long a step may take. It is generous: a story's point is what happens, not how fast on a busy machine.
+// patience is how long a step may take. It is generous: a story's point is what happens, not how fast on a busy
+// machine.
 const patience = 3 * time.Minute
 
 // Story is a scenario.
@@ -246,8 +247,8 @@ func (s *Stage) SetOfferings(offerings []configv1alpha1.Offering) {
 	}
 }
 
-// Await waits until the condition holds. The condition also says what it sees, for people who watch and for the error. The
-// rules are checked, too: a broken one ends the wait.
+// Await waits until the condition holds. The condition also says what it sees, for people who watch and for the error.
+// The rules are checked, too: a broken one ends the wait.
 func (s *Stage) Await(expected string, condition func(w *World) (ok bool, seen string)) {
 	if s.err != nil {
 		return
@@ -374,8 +375,8 @@ func (s *Stage) hints() string {
 	return "\n  " + strings.Join(hints, "\n  ")
 }
 
-// cleanUp deletes what the story made and waits until the nodes are gone, so that the next story starts from nothing. It
-// works also after an interruption, but then for a short time only: what is left goes with the playground.
+// cleanUp deletes what the story made and waits until the nodes are gone, so that the next story starts from nothing.
+// It works also after an interruption, but then for a short time only: what is left goes with the playground.
 func (s *Stage) cleanUp() {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(s.ctx), patience, fmt.Errorf("%s have passed", patience))
 	if s.ctx.Err() != nil {

@@ -28,8 +28,9 @@ const labelStatic = "playground.drover.sh/static"
 // capacityEventAction is the action of the events that the writer of requests makes.
 const capacityEventAction = "RequestCapacity"
 
-// view follows what is in the cluster by watches. Whoever waits for a condition is woken by every change, and the recorder
-// of the story that is being played sees every single one, so that what was wrong for a moment only is seen, too.
+// view follows what is in the cluster by watches. Whoever waits for a condition is woken by every change, and the
+// recorder of the story that is being played sees every single one, so that what was wrong for a moment only is seen,
+// too.
 type view struct {
 	client client.Client
 	cancel context.CancelFunc
@@ -170,8 +171,8 @@ func (v *view) drop(object any) {
 	}
 }
 
-// wait returns when the condition holds; it is looked at after every change, with the view locked, and now and then without
-// one, so that what is shown of the wait does not stand still.
+// wait returns when the condition holds; it is looked at after every change, with the view locked, and now and then
+// without one, so that what is shown of the wait does not stand still.
 func (v *view) wait(ctx context.Context, condition func(*World) bool, namespace string) error {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -199,8 +200,8 @@ func (v *view) look(namespace string, f func(*World)) {
 	f(&World{v: v, namespace: namespace})
 }
 
-// World is what a story sees of the cluster at one moment: pods and requests of its own namespace, and all nodes. What it
-// returns is shared and must not be changed. It is valid only in the function that it is given to.
+// World is what a story sees of the cluster at one moment: pods and requests of its own namespace, and all nodes. What
+// it returns is shared and must not be changed. It is valid only in the function that it is given to.
 type World struct {
 	v         *view
 	namespace string // empty: all

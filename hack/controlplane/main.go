@@ -1,10 +1,11 @@
 // Command controlplane builds the control plane that tests and the playground run on: etcd, kube-apiserver,
-// kube-controller-manager, kubectl, kwok and the Kueue manager, each from the module version that go.mod requires, with its
-// version stamped in. `make control-plane` runs it. With -own it builds this project's own programs in the same manner, for
-// `make binaries`.
+// kube-controller-manager, kubectl, kwok and the Kueue manager, each from the module version that go.mod requires, with
+// its version stamped in. `make control-plane` runs it. With -own it builds this project's own programs in the same
+// manner, for `make binaries`.
 //
-// It uses the standard library only, so that it starts at once on a fresh machine, and does nothing when everything is up to
-// date. Where KUBEBUILDER_ASSETS names a directory with etcd, kube-apiserver or kubectl, those are taken from there.
+// It uses the standard library only, so that it starts at once on a fresh machine, and does nothing when everything is
+// up to date. Where KUBEBUILDER_ASSETS names a directory with etcd, kube-apiserver or kubectl, those are taken from
+// there.
 package main
 
 import (
@@ -100,8 +101,8 @@ func run(ctx context.Context, dir, assets string, force bool, screen *screen) er
 	return nil
 }
 
-// runOwn builds this project's programs. Their sources change all the time, so that the go command decides what there is to
-// do; without a change that takes it a second or two.
+// runOwn builds this project's programs. Their sources change all the time, so that the go command decides what there
+// is to do; without a change that takes it a second or two.
 func runOwn(ctx context.Context, dir string, screen *screen) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

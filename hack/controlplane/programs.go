@@ -45,8 +45,8 @@ var ownPrograms = []program{
 	{name: "playground", pkg: "./cmd/playground", incremental: true, weight: 20},
 }
 
-// stampKubernetes is linked into every program: each uses Kubernetes' client library, which tells its version in the user
-// agent, and clients parse what a server tells.
+// stampKubernetes is linked into every program: each uses Kubernetes' client library, which tells its version in the
+// user agent, and clients parse what a server tells.
 func stampKubernetes(version string) []string {
 	numbers := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	for len(numbers) < 2 {

@@ -54,7 +54,8 @@ type ControlPlane struct {
 }
 
 // Start starts a control plane and returns when it is ready to be used: CRDs established, the controller manager's
-// controllers running, kwok watching. ctx bounds the start only; the control plane runs until Stop. On error nothing runs.
+// controllers running, kwok watching. ctx bounds the start only; the control plane runs until Stop. On error nothing
+// runs.
 func Start(ctx context.Context, o Options) (_ *ControlPlane, err error) {
 	if o.Dir == "" {
 		return nil, errors.New("controlplane: Options.Dir is empty")
@@ -225,8 +226,8 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	return os.WriteFile(cp.kubeconfig, env.KubeConfig, 0o600)
 }
 
-// onFreePort starts a process that serves its health on a port of its own choice of ours. Between the choice and the use
-// somebody else may take the port, so it tries again.
+// onFreePort starts a process that serves its health on a port of its own choice of ours. Between the choice and the
+// use somebody else may take the port, so it tries again.
 func (cp *ControlPlane) onFreePort(ctx context.Context, spec process.Spec, scheme string,
 	args func(port int) []string,
 ) error {

@@ -13,8 +13,8 @@ const (
 	RunForAnnotation = "playground.drover.sh/run-for"
 )
 
-// stagesYAML is what kwok does to nodes and pods. The stages that kwok publishes would end a Job's pods at once; and a kwok
-// that is given no stage for a kind leaves its objects alone.
+// stagesYAML is what kwok does to nodes and pods. The stages that kwok publishes would end a Job's pods at once; and a
+// kwok that is given no stage for a kind leaves its objects alone.
 //
 //go:embed stages.yaml
 var stagesYAML []byte

@@ -24,8 +24,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
 
-// KubeconfigForServiceAccount writes a kubeconfig that holds a token of the ServiceAccount and nothing else, so that whoever
-// uses it has the ServiceAccount's rights and no more. The ServiceAccount has to exist. The token lives for a day.
+// KubeconfigForServiceAccount writes a kubeconfig that holds a token of the ServiceAccount and nothing else, so that
+// whoever uses it has the ServiceAccount's rights and no more. The ServiceAccount has to exist. The token lives for a
+// day.
 func (cp *ControlPlane) KubeconfigForServiceAccount(ctx context.Context, namespace, name string) (string, error) {
 	clients, err := cp.Clientset()
 	if err != nil {

@@ -135,8 +135,8 @@ func (g *Group) Wrap(name, path string) (string, error) {
 // Unwrap forgets the pid of a wrapped process that has been stopped by whoever started it.
 func (g *Group) Unwrap(name string) { _ = os.Remove(g.pidFile(name)) }
 
-// StopProcesses ends every process, the last one started first, and leaves the watchdog on its post for wrapped ones. Each
-// gets the grace to end by itself after SIGTERM. Nothing can be started any more.
+// StopProcesses ends every process, the last one started first, and leaves the watchdog on its post for wrapped ones.
+// Each gets the grace to end by itself after SIGTERM. Nothing can be started any more.
 func (g *Group) StopProcesses(grace time.Duration) error {
 	g.mu.Lock()
 	processes := g.processes
