@@ -246,3 +246,35 @@ func BenchmarkStep(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDrain is what stands, on the member's side, between an order to drain a ninth of V and its answer.
+func BenchmarkDrain(b *testing.B) {
+	for _, v := range []int{1_000, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("v=%d", v), func(b *testing.B) {
+			all, moving := Span(0, v/8), Span(0, v/9)
+			for b.Loop() {
+				b.StopTimer()
+				m := NewMember("m", paperGraph, numeric, NewFence(DefaultLeasePolicy()))
+				m.StartSession("s")
+				m.Renewed("s", 0, 0)
+				observe := func(s Slice) {
+					s.Member, s.Session = "m", "s"
+					if err := m.Observe(s); err != nil {
+						b.Fatal(err)
+					}
+				}
+				observe(Slice{Epoch: 1, Owned: all, Grants: []Grant{{1, all, nil}}})
+				for _, f := range m.NextFetches() {
+					if _, err := m.Listed(f, "10"); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StartTimer()
+				observe(Slice{Epoch: 2, Owned: all.Minus(moving), Draining: []Order{{2, moving}}})
+				if got := m.Status(0).Released; len(got) != 1 || !got[0].VNs.Equal(moving) {
+					b.Fatalf("released %v", got)
+				}
+			}
+		})
+	}
+}

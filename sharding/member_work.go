@@ -2,7 +2,6 @@ package sharding
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 )
 
@@ -157,59 +156,59 @@ func (m *Member) settled() Epoch {
 // reconcile holds back its own Virtual Node only.
 func (m *Member) release(now Instant) {
 	for _, d := range m.draining {
-		var told, untold setBuilder
+		left := d.left()
+		if left.Empty() {
+			continue
+		}
 		known := make(Versions)
-		for vn := range d.left().All() {
-			w := m.work[vn]
-			if w != nil && (w.reconciles > 0 || (w.uncertain && now < w.until)) {
-				continue
-			}
-			versions, ok := m.versionsOf(vn)
-			if ok {
-				ok = m.raiseAll(known, versions)
-			}
-			if ok {
-				told.add(Range{vn, vn})
-			} else {
-				untold.add(Range{vn, vn})
+		var worked, ended []VirtualNode
+		for vn, w := range m.work {
+			if left.Has(vn) {
+				worked = append(worked, vn)
+				if w.reconciles == 0 && (!w.uncertain || now >= w.until) {
+					ended = append(ended, vn)
+				}
 			}
 		}
-		if !told.set.Empty() {
-			d.released = append(d.released, Release{d.Epoch, told.set, &known})
+		free := left.Minus(SetOf(worked...)).Union(SetOf(ended...))
+		told := m.tell(known, free)
+		if !told.Empty() {
+			d.released = append(d.released, Release{d.Epoch, told, &known})
 		}
-		if !untold.set.Empty() {
-			d.released = append(d.released, Release{d.Epoch, untold.set, nil})
+		if untold := free.Minus(told); !untold.Empty() {
+			d.released = append(d.released, Release{d.Epoch, untold, nil})
 		}
-		m.barrier.Withdrawn(told.set.Union(untold.set))
+		m.barrier.Withdrawn(free)
 	}
 }
 
-// versionsOf returns what the next owner of vn must have seen: what this member wrote, and what it had to see itself.
-// It returns false if the member cannot tell: it never saw a grant, its own lists are not complete, or it does not know
-// what became of a write.
-func (m *Member) versionsOf(vn VirtualNode) (Versions, bool) {
-	i := slices.IndexFunc(m.origins, func(o origin) bool { return o.vns.Has(vn) })
-	if i < 0 {
-		return nil, false
-	}
-	versions := make(Versions)
-	if o := m.origins[i]; o.known != nil {
-		maps.Copy(versions, *o.known)
-	} else {
-		maps.Copy(versions, o.listed)
-		for _, r := range m.deps.Resources() {
-			if m.unseen(r).Has(vn) {
-				return nil, false
+// tell raises known to what the next owner of vns must have seen: what this member wrote, and what it had to see
+// itself. It returns the part of vns for which that is all. The member cannot tell it where it never saw a grant,
+// where its own lists are not complete, and where it does not know what became of a write.
+func (m *Member) tell(known Versions, vns Set) Set {
+	var told Set
+	for _, o := range m.origins {
+		part := o.vns.Intersect(vns)
+		if part.Empty() {
+			continue
+		}
+		seen := o.known
+		if seen == nil {
+			seen = &o.listed
+			for _, r := range m.deps.Resources() {
+				part = part.Minus(m.unseen(r))
 			}
 		}
-	}
-	if w := m.work[vn]; w != nil {
-		if w.uncertain {
-			return nil, false
+		if !part.Empty() && m.raiseAll(known, *seen) {
+			told = told.Union(part)
 		}
-		return versions, m.raiseAll(versions, w.written)
 	}
-	return versions, true
+	for vn, w := range m.work {
+		if told.Has(vn) && (w.uncertain || !m.raiseAll(known, w.written)) {
+			told = told.Minus(SetOf(vn))
+		}
+	}
+	return told
 }
 
 // unseen returns the Virtual Nodes of which the member has not listed r since they were granted to it.
