@@ -108,7 +108,7 @@ func (p *planner) placeTogether(u *unit) {
 		}
 		placed := u.placed()
 		if placed >= u.required() {
-			if placed < u.total() {
+			if placed < u.total() && !p.moveOpenSet(u, domains, placed) {
 				u.explain(fmt.Sprintf("%s has no more room and the members have to share one %s", u.place(domains[*at]), u.keys()))
 			}
 			return
@@ -141,6 +141,30 @@ func (p *planner) placeTogether(u *unit) {
 			d.nearest = best.offering
 		}
 	}
+}
+
+// moveOpenSet moves a set that does not say how large it will be, and of which nothing runs yet, to a domain that carries
+// more of it than the placed ones: its first roll-up may have been a part, and another offering may have come since.
+func (p *planner) moveOpenSet(u *unit, domains map[string]where, placed int32) bool {
+	if u.minCount > 0 || u.bound() > 0 {
+		return false
+	}
+	mark := p.mark()
+	shrunk := map[*host]bool{}
+	for _, h := range u.site.hosts {
+		shrunk[h] = h.shrunk
+	}
+	p.withdraw(u, func(*host) bool { return true })
+	best := p.bestDomain(u, domains)
+	if best.placed <= placed {
+		p.undo(mark)
+		for h, was := range shrunk {
+			h.shrunk = was
+		}
+		return false
+	}
+	p.placeAll(u, domains[best.value])
+	return true
 }
 
 // sharedDomains maps each combination of values that the unit could share to the placement it confines the unit to.
