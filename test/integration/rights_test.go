@@ -16,6 +16,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -362,12 +363,18 @@ func waitForClaims(t *testing.T, ns string) {
 		err := env.client.Get(ctx, client.ObjectKey{Namespace: ns, Name: "bound"}, c)
 		return c.Status.Phase == corev1.ClaimBound, fmt.Sprint(c.Status.Phase, err)
 	})
+	create(t, &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "device"},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{
+			Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "nowhere"},
+		}}}},
+	})
 	waiting := []*corev1.Pod{
 		pod(t, ns, "without-claim", claim("nowhere")),
 		pod(t, ns, "with-late-claim", claim("late")),
 		pod(t, ns, "with-bound-claim", claim("bound")),
 		pod(t, ns, "with-device", func(s *corev1.PodSpec) {
-			s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("nowhere")}}
+			s.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("device")}}
 		}),
 	}
 	for _, resource := range []string{
