@@ -1,6 +1,7 @@
 package sharding
 
 import (
+	"errors"
 	"testing"
 )
 
@@ -155,7 +156,7 @@ func TestLateFirstAnswerIsNoAnswer(t *testing.T) {
 		t.Error("a session that never held its lease has expired")
 	}
 	m.Renewed("other", late, late)
-	if _, err := m.Begin("r", 0, late); err != ErrFenced {
+	if _, err := m.Begin("r", 0, late); !errors.Is(err, ErrFenced) {
 		t.Errorf("an answer to another session counts: %v", err)
 	}
 }
@@ -164,7 +165,7 @@ func TestLateFirstAnswerIsNoAnswer(t *testing.T) {
 func TestUnexplainedOwnershipIsListed(t *testing.T) {
 	m := memberWith(t, Slice{Epoch: 1, Incoming: []Order{{1, SetOf(0)}}})
 	observe(t, m, Slice{Epoch: 2, Owned: SetOf(0)})
-	if _, err := m.Begin("r", 0, 0); err != ErrBlocked {
+	if _, err := m.Begin("r", 0, 0); !errors.Is(err, ErrBlocked) {
 		t.Errorf("Begin: %v, want %v", err, ErrBlocked)
 	}
 	if got := m.NextFetches(); len(got) != 1 {
