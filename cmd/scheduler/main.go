@@ -4,7 +4,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
@@ -47,5 +49,14 @@ func newCommand() *cobra.Command {
 		app.WithPlugin(qos.Name, qos.New),
 	)
 	command.Use = "drover-scheduler"
+	// kube-scheduler does not say which file a wrong field is in.
+	run := command.RunE
+	command.RunE = func(c *cobra.Command, args []string) error {
+		err := run(c, args)
+		if file := configFile(); err != nil && file != "" && !strings.Contains(err.Error(), file) {
+			return fmt.Errorf("running with configuration file %s: %w", file, err)
+		}
+		return err
+	}
 	return command
 }

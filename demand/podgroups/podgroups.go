@@ -28,8 +28,8 @@ import (
 	"github.com/drover-sh/drover/demand"
 )
 
-// +kubebuilder:rbac:groups=scheduling.x-k8s.io,resources=podgroups,verbs=get;list;watch
-// +kubebuilder:rbac:groups=scheduling.k8s.io,resources=podgroups,verbs=get;list;watch
+// +kubebuilder:rbac:groups=scheduling.x-k8s.io,resources=podgroups,verbs=list;watch
+// +kubebuilder:rbac:groups=scheduling.k8s.io,resources=podgroups,verbs=list;watch
 
 var (
 	// Coscheduling is the PodGroup of sigs.k8s.io/scheduler-plugins, which a pod names by a label.

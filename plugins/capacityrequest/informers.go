@@ -13,7 +13,7 @@ import (
 	"github.com/drover-sh/drover/demand"
 )
 
-// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities;upcomingnodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities;upcomingnodes,verbs=list;watch
 
 // templates is an informer of AvailableCapacity. The API server may not have the CRD, or nobody may write any: then there
 // are none, and nothing is concluded from that.

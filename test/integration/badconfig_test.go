@@ -74,12 +74,7 @@ func TestBadInputConfiguration(t *testing.T) {
 		t.Run(c.program+"/"+c.name, func(t *testing.T) {
 			t.Parallel()
 			file := badConfig(t, filepath.Join(f.dir, c.program+".yaml"), c.path, c.value)
-			want := c.want
-			// kube-scheduler decodes its own part of the file, and does not say which file it was.
-			if c.program != "scheduler" || c.path[0] == "profiles" {
-				want = append(want, file)
-			}
-			refusedAtStart(t, f, c.program, file, want)
+			refusedAtStart(t, f, c.program, file, append(c.want, file))
 		})
 	}
 	t.Run("autoscaler/bad offering", func(t *testing.T) {
