@@ -176,8 +176,8 @@ func notWaiting(pod *corev1.Pod) *Decision {
 	case pod.Spec.NodeName != "" && resizing(pod):
 		return silent(ReasonResizing, "the pod is on node %q and is only being resized", pod.Spec.NodeName)
 	case pod.Spec.NodeName != "":
-		return no(ReasonNodeNameSet, "spec.nodeName is %q: the pod can run on that node only; remove spec.nodeName "+
-			"to let it be scheduled", pod.Spec.NodeName)
+		return no(ReasonNodeNameSet, "spec.nodeName is %q: no scheduler places the pod, and it can run on that node only; "+
+			"create it again without spec.nodeName", pod.Spec.NodeName)
 	case len(pod.Spec.SchedulingGates) > 0:
 		return silent(ReasonGated, "the pod is held by the scheduling gate %q", pod.Spec.SchedulingGates[0].Name)
 	}

@@ -106,7 +106,7 @@ func ConfigFailure() Story {
 			pinned.Spec.Affinity = requireField("metadata.name", "node-of-old")
 			impossible := template("impossible", "cpu", "1")
 			impossible.Spec.Affinity = requireLabel("planet", "mars")
-			// It has a node by name, so that no scheduler looks at it. The node does not exist.
+			// It has a node by name, so that no scheduler looks at it. The node does not exist; the back-stop says so.
 			bound := template("bound", "cpu", "1")
 			bound.Spec.NodeName = "node-of-old"
 			s.Create(pod("missing-claim", missing), pod("pinned", pinned), pod("impossible", impossible), pod("bound", bound))
@@ -117,8 +117,9 @@ func ConfigFailure() Story {
 				"missing-claim": capacity.ReasonVolumeClaimMissing,
 				"pinned":        capacity.ReasonTiedToNode,
 				"impossible":    capacity.ReasonNoOfferingMatches,
+				"bound":         capacity.ReasonNodeNameSet,
 			}
-			s.Await("an event that says why, for each pod that the scheduler looked at", func(w *World) (bool, string) {
+			s.Await("an event that says why, for each pod", func(w *World) (bool, string) {
 				reasons := map[string]string{}
 				for _, e := range w.CapacityEvents() {
 					reasons[e.InvolvedObject.Name] = e.Reason

@@ -6,8 +6,11 @@
 // volumes and the AvailableCapacity templates; what each node objected to is not in the API. It writes through package demand
 // under the names that the plugin uses, and later than the plugin by Delay, so that both at once make one request.
 //
-// It never schedules, never deletes a request, and never looks at a pod that is gated or has a node. Start reading at
-// Reconciler.
+// A pod that was created with spec.nodeName is no scheduler's. Where that node does not exist, the back-stop is the one that
+// tells the pod so, by the event that the plugin would write.
+//
+// It never schedules, never deletes a request, and never looks at a pod that is gated or that a scheduler gave its node. Start
+// reading at Reconciler.
 package backstop
 
 import (
@@ -156,7 +159,8 @@ func pendingIn(reader client.Reader) func(*corev1.Pod) bool {
 	return func(pod *corev1.Pod) bool {
 		var now corev1.Pod
 		err := reader.Get(context.Background(), client.ObjectKeyFromObject(pod), &now)
-		return err == nil && now.UID == pod.UID && now.Spec.NodeName == "" && now.DeletionTimestamp == nil
+		return err == nil && now.UID == pod.UID && now.DeletionTimestamp == nil &&
+			(now.Spec.NodeName == "" || unstarted(&now))
 	}
 }
 

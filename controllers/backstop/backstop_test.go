@@ -3,6 +3,7 @@ package backstop
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -134,6 +135,34 @@ func TestPodThatNoNodeHelpsGetsOneEventAndNoRequest(t *testing.T) {
 	})
 }
 
+func TestPodThatNamesANodeIsToldOnlyWhereTheNodeDoesNotExist(t *testing.T) {
+	c, ns := start(t, nil)
+	node := builders.Node(ns + "-there").Obj()
+	create(t, c, node)
+	create(t, c, builders.Pod(ns, "fine").Requests("cpu", "1").Node(node.Name).Obj())
+	create(t, c, builders.Pod(ns, "lost").Requests("cpu", "1").Node(ns+"-gone").Obj())
+	// What comes after both have been looked at.
+	create(t, c, builders.Pod(ns, "later").Requests("cpu", "1").Node(ns+"-gone").Obj())
+
+	var list eventsv1.EventList
+	eventually(t, "an event for each pod whose node does not exist", func(ctx context.Context) (bool, error) {
+		err := c.List(ctx, &list, client.InNamespace(ns))
+		return len(list.Items) == 2, err
+	})
+	for i := range list.Items {
+		e := &list.Items[i]
+		if e.Regarding.Name == "fine" || e.Reason != capacity.ReasonNodeNameSet {
+			t.Errorf("pod %s has event %s, want %s on lost and later only", e.Regarding.Name, e.Reason, capacity.ReasonNodeNameSet)
+		}
+		if want := "without spec.nodeName"; !strings.Contains(e.Note, want) {
+			t.Errorf("event says %q, want %q in it", e.Note, want)
+		}
+	}
+	if all, err := requests(t.Context(), c, ns); err != nil || len(all) != 0 {
+		t.Errorf("got %d requests (error %v), want none", len(all), err)
+	}
+}
+
 func TestOfferingThatComesLaterHelps(t *testing.T) {
 	var system string
 	c, ns := start(t, func(o *Options) { system = o.Namespace })
@@ -179,6 +208,18 @@ func tiedTo(pod *corev1.Pod, node string) *corev1.Pod {
 	return pod
 }
 
+// named is a pod that was created with spec.nodeName.
+func named(node string, created time.Time) *corev1.Pod {
+	pod := builders.Pod("ns", "p").UID("uid").Requests("cpu", "1").Node(node).Phase(corev1.PodPending).Obj()
+	pod.CreationTimestamp = metav1.NewTime(created)
+	return pod
+}
+
+func running(pod *corev1.Pod) *corev1.Pod {
+	pod.Status.Phase = corev1.PodRunning
+	return pod
+}
+
 // unit returns a Reconciler on objects in memory, whose writer never runs.
 func unit(t *testing.T, config configv1alpha1.BackstopConfig, now time.Time, pod *corev1.Pod) *Reconciler {
 	t.Helper()
@@ -188,7 +229,7 @@ func unit(t *testing.T, config configv1alpha1.BackstopConfig, now time.Time, pod
 		t.Fatal(err)
 	}
 	return &Reconciler{
-		Reader: fake.NewClientBuilder().WithObjects(pod).Build(),
+		Reader: fake.NewClientBuilder().WithObjects(pod, builders.Node("there").Obj()).Build(),
 		Writer: writer,
 		Serves: servesFor(config),
 		Delay:  delayOf(config),
@@ -233,7 +274,16 @@ func TestReconcileChoosesItsPods(t *testing.T) {
 		{name: "one whose scheduler had an error", pod: failed(func(p *corev1.Pod) {
 			p.Status.Conditions[0].Reason = corev1.PodReasonSchedulerError
 		})},
-		{name: "one with a node", pod: failed(func(p *corev1.Pod) { p.Spec.NodeName = "n" })},
+		{name: "one that a scheduler gave its node", pod: failed(func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Status.Conditions[0].Status = "gone", corev1.ConditionTrue
+		})},
+		{name: "one that names a node that exists", pod: named("there", now.Add(-time.Minute))},
+		{name: "one that names a node that does not exist is told so", pod: named("gone", now.Add(-time.Minute)), asks: true},
+		{
+			name: "one that did so a moment ago is left to the node for the delay", pod: named("gone", now.Add(-time.Second)),
+			after: 4 * time.Second,
+		},
+		{name: "one that runs where nobody knows the node", pod: running(named("gone", now.Add(-time.Minute)))},
 		{name: "one that has ended", pod: failed(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })},
 		{name: "one of a DaemonSet", pod: failed(func(p *corev1.Pod) {
 			yes := true
@@ -268,6 +318,7 @@ func TestBoundAndDeletedPodsAreForgotten(t *testing.T) {
 		"bound": func(r *Reconciler) {
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = "n"
+			bound.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
 			r.predicate().Update(event.UpdateEvent{ObjectOld: pod, ObjectNew: bound})
 		},
 		"deleted": func(r *Reconciler) { r.predicate().Delete(event.DeleteEvent{Object: pod}) },

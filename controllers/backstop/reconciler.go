@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,40 +17,54 @@ import (
 	"github.com/drover-sh/drover/demand"
 )
 
-// +kubebuilder:rbac:groups="",resources=pods;persistentvolumeclaims;persistentvolumes,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=pods;nodes;persistentvolumeclaims;persistentvolumes,verbs=list;watch
 // +kubebuilder:rbac:groups=storage.k8s.io,resources=storageclasses,verbs=list;watch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims,verbs=list;watch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities;upcomingnodes,verbs=list;watch
 
-// Reconciler asks for capacity for one pod. It keeps nothing itself: the writer remembers what is written.
+// Reconciler asks for capacity for one pod, or has it told why there is nothing to ask for. It keeps nothing itself: the writer remembers what is written.
 type Reconciler struct {
 	Reader client.Reader
 	Writer *demand.Writer
 	// Serves says which pods are the back-stop's at all.
 	Serves func(*corev1.Pod) bool
-	// Delay is how long a pod has to be unschedulable, so that the plugin writes first.
+	// Delay is how long a pod has to be unschedulable, so that the plugin writes first, or without the node that it names.
 	Delay time.Duration
 	Clock clock.PassiveClock
 }
 
 var _ reconcile.Reconciler = &Reconciler{}
 
-// Reconcile hands an unschedulable pod to the writer once it has been unschedulable for Delay. It comes back to a pod that
-// stays unschedulable, because what can be had, and what is on its way, changes.
+// Reconcile hands a pod to the writer once it has been unschedulable, or without the node that it names, for Delay. It comes
+// back to a pod that stays unschedulable, because what can be had, and what is on its way, changes.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod := &corev1.Pod{}
 	if err := r.Reader.Get(ctx, req.NamespacedName, pod); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	since, unschedulable := unschedulableSince(pod)
-	if !r.Serves(pod) || !unschedulable {
+	since, waits := waitsSince(pod)
+	if !r.Serves(pod) || !waits {
 		return ctrl.Result{}, nil
 	}
 	if left := r.Delay - r.Clock.Since(since); left > 0 {
 		return ctrl.Result{RequeueAfter: max(left, minDelay)}, nil
 	}
+	if pod.Spec.NodeName != "" {
+		return ctrl.Result{}, r.warnWithoutNode(ctx, pod)
+	}
 	r.Writer.Enqueue(pod, nil)
 	return ctrl.Result{RequeueAfter: r.again()}, nil
+}
+
+// warnWithoutNode has the writer say what is wrong with a pod whose node does not exist. A node that exists is the kubelet's
+// to answer for.
+func (r *Reconciler) warnWithoutNode(ctx context.Context, pod *corev1.Pod) error {
+	err := r.Reader.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, &corev1.Node{})
+	if apierrors.IsNotFound(err) {
+		r.Writer.Enqueue(pod, nil)
+		return nil
+	}
+	return err
 }
 
 // recheck is how often a pod that stays unschedulable is looked at again. The scheduler's own attempts do not change the
@@ -58,22 +73,39 @@ const recheck = time.Minute
 
 func (r *Reconciler) again() time.Duration { return max(recheck, r.Delay) }
 
-// unschedulableSince reads the scheduler's word. A pod that is gated, has a node or goes away is not unschedulable.
-func unschedulableSince(pod *corev1.Pod) (time.Time, bool) {
-	if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) > 0 ||
-		capacity.IsTerminal(pod) {
+// waitsSince says since when the pod waits for what the back-stop could ask or tell; false where it does not. A pod that is
+// gated or goes away does not, nor does one that a scheduler gave its node.
+func waitsSince(pod *corev1.Pod) (time.Time, bool) {
+	if pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) > 0 || capacity.IsTerminal(pod) {
 		return time.Time{}, false
 	}
-	for i := range pod.Status.Conditions {
-		c := &pod.Status.Conditions[i]
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return c.LastTransitionTime.Time, true
-		}
+	if pod.Spec.NodeName != "" {
+		return pod.CreationTimestamp.Time, unstarted(pod)
 	}
-	return time.Time{}, false
+	c := scheduled(pod)
+	if c == nil || c.Status != corev1.ConditionFalse || c.Reason != corev1.PodReasonUnschedulable {
+		return time.Time{}, false
+	}
+	return c.LastTransitionTime.Time, true
 }
 
-// predicate lets unschedulable pods through, and tells the writer of those that need nothing any more: deletion comes as a
+// unstarted reports whether neither a scheduler nor a kubelet has seen the pod, which has a node: it was created with
+// spec.nodeName. Binding a pod sets its condition PodScheduled, and so does a kubelet that takes it.
+func unstarted(pod *corev1.Pod) bool {
+	c := scheduled(pod)
+	return pod.Status.Phase != corev1.PodRunning && (c == nil || c.Status != corev1.ConditionTrue)
+}
+
+func scheduled(pod *corev1.Pod) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled {
+			return c
+		}
+	}
+	return nil
+}
+
+// predicate lets pods through that wait, and tells the writer of those that need nothing any more: deletion comes as a
 // name only to Reconcile, and the writer knows pods by UID.
 func (r *Reconciler) predicate() predicate.Predicate {
 	pending := func(obj client.Object) bool {
@@ -81,12 +113,11 @@ func (r *Reconciler) predicate() predicate.Predicate {
 		if !ok {
 			return false
 		}
-		if pod.Spec.NodeName != "" {
+		_, waits := waitsSince(pod)
+		if pod.Spec.NodeName != "" && !waits {
 			r.Writer.Forget(pod.UID)
-			return false
 		}
-		_, unschedulable := unschedulableSince(pod)
-		return unschedulable && r.Serves(pod)
+		return waits && r.Serves(pod)
 	}
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return pending(e.Object) },

@@ -6,6 +6,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,6 +22,8 @@ var annotationPrefixes = []string{
 	"scheduling.x-k8s.io/",
 	"kueue.x-k8s.io/",
 	"fleet.lucy.sh/",
+	corev1.BetaStorageClassAnnotation, // of claims
+	volume.AnnSelectedNode,            // of claims
 	annotationSafeToEvict,
 	annotationDoNotDisrupt,
 }

@@ -63,3 +63,21 @@ func TestStrippedPodsHaveTheSameProfile(t *testing.T) {
 		})
 	}
 }
+
+// The back-stop looks for a claim's class, and for whether its volume is on the way, where older and newer clusters say so.
+func TestStrippedClaimsKeepTheirClassAndNode(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+		corev1.BetaStorageClassAnnotation:          "fast",
+		"volume.kubernetes.io/selected-node":       "n",
+		corev1.LastAppliedConfigAnnotation:         "{}",
+		"volume.kubernetes.io/storage-provisioner": "x",
+	}}}
+	got, err := CacheOptions("fleet-system").DefaultTransform(claim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{corev1.BetaStorageClassAnnotation: "fast", "volume.kubernetes.io/selected-node": "n"}
+	if diff := cmp.Diff(want, got.(*corev1.PersistentVolumeClaim).Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
+	}
+}
