@@ -42,13 +42,16 @@ const (
 // changes of the file at configPath; everything else needs a restart.
 func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, configPath string, p provider.Interface,
 	log logr.Logger) error {
+	wrong := func(field string, err error) error {
+		return fmt.Errorf("configuration file %s: %s: %w", configPath, field, err)
+	}
 	creds, err := transport.ServerCredentials(cfg.TLS)
 	if err != nil {
-		return err
+		return wrong("tls", err)
 	}
 	store, err := OpenStore(ctx, cfg.State)
 	if err != nil {
-		return err
+		return wrong("state", err)
 	}
 	defer func() { _ = store.Close() }()
 
@@ -61,7 +64,7 @@ func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, con
 		return err
 	}
 
-	server := grpc.NewServer(grpc.Creds(creds),
+	server := grpc.NewServer(grpc.Creds(creds), grpc.MaxRecvMsgSize(maxMessage),
 		grpc.ChainUnaryInterceptor(transport.UnaryServerInterceptor),
 		grpc.ChainStreamInterceptor(transport.StreamServerInterceptor),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: maxConnectionAge,
@@ -78,7 +81,7 @@ func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, con
 
 	listener, err := net.Listen("tcp", cfg.ListenAddress)
 	if err != nil {
-		return fmt.Errorf("listenAddress: %w", err)
+		return wrong("listenAddress", err)
 	}
 	log.Info("Serving", "address", listener.Addr().String(), "mutualTLS", cfg.TLS.ClientCAFile != "")
 

@@ -253,3 +253,34 @@ func TestServeNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// TestAWrongConfigurationIsNamedAtStart: what only opening it shows is said with file, field and value, like what
+// validation shows.
+func TestAWrongConfigurationIsNamedAtStart(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*configv1alpha1.AutoscalerConfiguration)
+		want   []string
+	}{
+		{"state of an unknown kind", func(c *configv1alpha1.AutoscalerConfiguration) { c.State = "floppy:///a" },
+			[]string{"state", "floppy:///a"}},
+		{"no such certificate", func(c *configv1alpha1.AutoscalerConfiguration) {
+			c.TLS = configv1alpha1.ServerTLS{CertFile: "/nowhere.crt", KeyFile: "/nowhere.key"}
+		}, []string{"tls", "/nowhere.crt"}},
+		{"no such address", func(c *configv1alpha1.AutoscalerConfiguration) { c.ListenAddress = "192.0.2.1:0" },
+			[]string{"listenAddress", "192.0.2.1"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := &configv1alpha1.AutoscalerConfiguration{State: "mem://", TLS: configv1alpha1.ServerTLS{Insecure: true},
+				HealthProbeBindAddress: "0", MetricsBindAddress: "0"}
+			cfg.Default()
+			test.change(cfg)
+			err := autoscaler.Serve(t.Context(), cfg, "autoscaler.yaml", fake.NewCloud(clock.RealClock{}).Provider(), logr.Discard())
+			for _, part := range append(test.want, "autoscaler.yaml") {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Errorf("error %v does not mention %s", err, part)
+				}
+			}
+		})
+	}
+}

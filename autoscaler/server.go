@@ -54,6 +54,10 @@ func (s *Server) UpdateClusterNeeds(ctx context.Context, in *fleetpb.ClusterCapa
 		m.rollUps.WithLabelValues("invalid").Inc()
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := checkLimits(in); err != nil {
+		m.rollUps.WithLabelValues("invalid").Inc()
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	digest, err := digestOf(in)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "encoding the roll-up of cluster %q: %v", in.GetClusterId(), err)

@@ -64,7 +64,7 @@ func startLive(t testing.TB, policy Policy) *live {
 		_ = l.runner.Run(ctx)
 	}()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage))
 	NewServer(l.runner, clk, time.Millisecond, time.Minute).Register(server)
 	go func() { _ = server.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///live", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -106,8 +106,33 @@ func TestInvalidRollUpsNameFieldAndValueAndChangeNothing(t *testing.T) {
 	}{
 		{"no cluster", func(m *fleetpb.ClusterCapacityNeeds) { m.ClusterId = "" }, []string{"cluster_id", `""`}},
 		{"odd cluster", func(m *fleetpb.ClusterCapacityNeeds) { m.ClusterId = "a/b" }, []string{"cluster_id", `"a/b"`}},
-		{"long cluster", func(m *fleetpb.ClusterCapacityNeeds) { m.ClusterId = strings.Repeat("x", 300) },
-			[]string{"cluster_id", "253"}},
+		{"long cluster", func(m *fleetpb.ClusterCapacityNeeds) { m.ClusterId = strings.Repeat("x", 201) },
+			[]string{"cluster_id", "xxx", "200"}},
+		{"cluster too long for a file", func(m *fleetpb.ClusterCapacityNeeds) { m.ClusterId = strings.Repeat("ü", 40) },
+			[]string{"cluster_id", "200"}},
+		{"rows", func(m *fleetpb.ClusterCapacityNeeds) {
+			row := m.Needs[0]
+			for len(m.Needs) < 100_000 {
+				m.Needs = append(m.Needs, row)
+			}
+		}, []string{"needs", "100000", "10000"}},
+		{"daemons", func(m *fleetpb.ClusterCapacityNeeds) { m.Daemons = make([]*fleetpb.DaemonOverhead, 1001) },
+			[]string{"daemons", "1001"}},
+		{"pods", func(m *fleetpb.ClusterCapacityNeeds) { m.Needs[0].Count = 100_000_001 },
+			[]string{"needs", "100000001"}},
+		{"resources", func(m *fleetpb.ClusterCapacityNeeds) {
+			for i := range 1001 {
+				m.Needs[0].Resources[fmt.Sprintf("example.com/r%d", i)] = "1"
+			}
+		}, []string{"needs", "different resources", "1000"}},
+		{"id of the planner's memory", func(m *fleetpb.ClusterCapacityNeeds) { m.Needs[0].Id = "x/full" },
+			[]string{"needs[0].id", `"x/full"`}},
+		{"long id", func(m *fleetpb.ClusterCapacityNeeds) { m.Needs[0].Id = strings.Repeat("x", 65) },
+			[]string{"needs[0].id", "64"}},
+		{"long value", func(m *fleetpb.ClusterCapacityNeeds) {
+			m.Needs[0].Requirements = []*fleetpb.NodeSelectorRequirement{{Key: "a", Operator: "In",
+				Values: []string{strings.Repeat("x", 2000)}}}
+		}, []string{"needs[0]", `"xxx`, "1024"}},
 		{"negative count", func(m *fleetpb.ClusterCapacityNeeds) { m.Needs[0].Count = -3 }, []string{"needs[0].count", "-3"}},
 		{"bad quantity", func(m *fleetpb.ClusterCapacityNeeds) { m.Needs[0].Resources["cpu"] = "ten" },
 			[]string{"needs[0].resources", "ten"}},

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"gocloud.dev/blob"
@@ -32,11 +34,16 @@ const (
 )
 
 // BlobStore keeps records in object storage: a directory, or whatever gocloud.dev/blob opens.
-type BlobStore struct{ bucket *blob.Bucket }
+type BlobStore struct {
+	bucket *blob.Bucket
+	// directory is set where the bucket is one.
+	directory *directory
+}
 
 var _ Store = &BlobStore{}
 
-// OpenStore opens the store at a gocloud.dev/blob URL. A directory of a file URL is created where it is missing.
+// OpenStore opens the store at a gocloud.dev/blob URL. A directory of a file URL is created where it is missing, is in
+// use by one process at a time, and keeps through a power failure what was saved.
 func OpenStore(ctx context.Context, address string) (*BlobStore, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -56,14 +63,21 @@ func OpenStore(ctx context.Context, address string) (*BlobStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the state store %q: %w", address, err)
 	}
-	return NewStore(bucket), nil
+	store := NewStore(bucket)
+	if u.Scheme == "file" {
+		if store.directory, err = openDirectory(filepath.FromSlash(u.Path), (*os.File).Sync); err != nil {
+			_ = bucket.Close()
+			return nil, fmt.Errorf("opening the state store %q: %w", address, err)
+		}
+	}
+	return store, nil
 }
 
 // NewStore returns a store in bucket.
-func NewStore(bucket *blob.Bucket) *BlobStore { return &BlobStore{bucket} }
+func NewStore(bucket *blob.Bucket) *BlobStore { return &BlobStore{bucket: bucket} }
 
-// Close closes the bucket.
-func (s *BlobStore) Close() error { return s.bucket.Close() }
+// Close closes the bucket, and lets another process have its directory.
+func (s *BlobStore) Close() error { return errors.Join(s.bucket.Close(), s.directory.close()) }
 
 func objectKey(prefix, cluster string) string { return prefix + url.PathEscape(cluster) + objectSuffix }
 
@@ -132,7 +146,30 @@ func (s *BlobStore) SaveRecord(ctx context.Context, r *Record) error {
 }
 
 func (s *BlobStore) write(ctx context.Context, key string, data []byte) error {
-	if err := s.bucket.WriteAll(ctx, key, data, &blob.WriterOptions{ContentType: "application/json"}); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var file *os.File // stays nil where the bucket is no directory
+	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/json",
+		BeforeWrite: func(as func(any) bool) error {
+			as(&file)
+			return nil
+		}})
+	if err != nil {
+		return fmt.Errorf("writing state object %s: %w", key, err)
+	}
+	if _, err = w.Write(data); err == nil && s.directory != nil {
+		// Before the name is given to it: otherwise a power failure may leave the name with half a content.
+		err = s.directory.sync(file)
+	}
+	if err != nil {
+		cancel() // the object stays as it was
+		_ = w.Close()
+		return fmt.Errorf("writing state object %s: %w", key, err)
+	}
+	if err := w.Close(); err != nil {
+		return fmt.Errorf("writing state object %s: %w", key, err)
+	}
+	if err := s.directory.syncName(key); err != nil {
 		return fmt.Errorf("writing state object %s: %w", key, err)
 	}
 	return nil
@@ -140,7 +177,8 @@ func (s *BlobStore) write(ctx context.Context, key string, data []byte) error {
 
 func decodeRollUp(data []byte) (*RollUp, error) {
 	var message fleetpb.ClusterCapacityNeeds
-	if err := protojson.Unmarshal(data, &message); err != nil {
+	// A field that a later version has added does not keep this one from starting: the next roll-up replaces it anyway.
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, &message); err != nil {
 		return nil, err
 	}
 	return RollUpFromProto(&message)

@@ -36,7 +36,7 @@ restart.`,
 			log := klog.Background()
 			provider, err := kwok.FromConfig(config.Provider.KWOK, log.WithName("kwok"))
 			if err != nil {
-				return err
+				return fmt.Errorf("configuration file %s: %w", configFile, err)
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
