@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"time"
@@ -22,10 +23,13 @@ type Engine struct {
 	plan   func(capacity.Input) capacity.Plan
 	newID  func() string
 
-	clusters  map[string]*cluster
-	owner     map[string]*cluster // by machine id
-	offerings []provider.Offering
-	backoff   map[place]*launchBackoff
+	clusters map[string]*cluster
+	owner    map[string]*cluster // by machine id
+	// given is what the provider said last, offerings what of it makes sense.
+	given, offerings []provider.Offering
+	// promised has, by offering, the size of its nodes and since when.
+	promised map[string]promise
+	backoff  map[place]*launchBackoff
 
 	// calls are the machines whose provider call is outstanding: not made, or not accepted.
 	calls map[string]*machine
@@ -58,7 +62,7 @@ func NewEngine(policy Policy, plan func(capacity.Input) capacity.Plan, newID fun
 	return &Engine{
 		policy: policy, plan: plan, newID: newID,
 		clusters: map[string]*cluster{}, owner: map[string]*cluster{}, backoff: map[place]*launchBackoff{},
-		calls: map[string]*machine{}, tombstones: map[string]time.Time{},
+		calls: map[string]*machine{}, tombstones: map[string]time.Time{}, promised: map[string]promise{},
 	}
 }
 
@@ -170,16 +174,49 @@ func (e *Engine) Seen(at time.Time, clusterID string, sequence uint64) {
 	}
 }
 
-// SetOfferings takes the provider's offerings, Available being the total stock.
+// promise is what an offering says of its nodes.
+type promise struct {
+	allocatable capacity.Resources
+	since       time.Time // zero: from the start
+}
+
+// SetOfferings takes the provider's offerings, Available being the total stock. One that makes no sense is left out: a
+// price that is no number would be the best price there is.
 func (e *Engine) SetOfferings(now time.Time, offerings []provider.Offering) {
-	if reflect.DeepEqual(e.offerings, offerings) {
+	if reflect.DeepEqual(e.given, offerings) {
 		return
 	}
-	e.offerings = offerings
+	e.given, e.offerings = offerings, nil
+	seen := map[string]bool{}
+	for _, o := range offerings {
+		switch {
+		case math.IsNaN(o.Cost) || math.IsInf(o.Cost, 0) || o.Cost < 0:
+			e.note("", o.Name, "", "", fmt.Sprintf("offering left out: cost: %v is no price", o.Cost))
+		case seen[o.Name]:
+			e.note("", o.Name, "", "", "offering left out: another has its name")
+		default:
+			e.offerings = append(e.offerings, o)
+			e.promise(now, o)
+		}
+		seen[o.Name] = true
+	}
 	for _, c := range e.clusters {
 		c.feedDirty = true
 	}
 	e.wake(now)
+}
+
+// promise notes when an offering's nodes change in size: from then on older ones say nothing about new ones.
+func (e *Engine) promise(now time.Time, o provider.Offering) {
+	last, known := e.promised[o.Name]
+	if known && maps.Equal(last.allocatable, o.Allocatable) {
+		return
+	}
+	next := promise{allocatable: o.Allocatable}
+	if known {
+		next.since = now
+	}
+	e.promised[o.Name] = next
 }
 
 // SetPolicy changes the policy.

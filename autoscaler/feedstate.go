@@ -3,6 +3,7 @@ package autoscaler
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -71,7 +72,7 @@ func (e *Engine) offeringRows(stock []capacity.Offering, out *fleetpb.FeedState)
 			total += int64(e.offerings[i].Domains[j].Available)
 		}
 		row := &fleetpb.Offering{
-			Name: o.Name, Shape: index, AvailableCount: int32(available), Cost: o.Cost,
+			Name: o.Name, Shape: index, AvailableCount: int32(min(available, math.MaxInt32)), Cost: o.Cost,
 			SupportsAtomicProvisioning: o.Atomic,
 			Availability:               availability(e.offerings[i].Availability, available, total),
 			Requirements:               requirements(e.offerings[i].InstanceType, o.Domains),

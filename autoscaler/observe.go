@@ -136,10 +136,11 @@ func (e *Engine) keep(now time.Time, c *cluster, m *machine, o Observation) {
 	e.wake(now)
 }
 
-// Event takes a provider's event, which may be late, doubled or out of order.
+// Event takes a provider's event, which may be late, doubled or out of order. What is said of a machine in another
+// cluster than its own is about something else that goes by its id.
 func (e *Engine) Event(now time.Time, event provider.Event) {
 	c := e.owner[event.ID]
-	if c == nil || event.Type == provider.InventoryChanged {
+	if c == nil || event.Type == provider.InventoryChanged || event.Cluster != c.id {
 		return
 	}
 	m := c.machines[event.ID]

@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -127,18 +128,11 @@ func (e *Engine) heldReason(now time.Time, c *cluster) string {
 // now.
 func (e *Engine) stock(now time.Time) []capacity.Offering {
 	used := map[place]int32{}
-	learned := map[string]capacity.Resources{}
+	learned := e.learned()
 	for _, c := range e.clusters {
 		for _, m := range c.machines {
 			if m.usesStock() {
 				used[m.place()]++
-			}
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(e.clusters)) {
-		for _, m := range e.clusters[id].sorted() {
-			if m.State == Active && len(m.Learned) > 0 {
-				learned[m.Offering] = m.Learned
 			}
 		}
 	}
@@ -160,15 +154,42 @@ func (e *Engine) stock(now time.Time) []capacity.Offering {
 	return out
 }
 
+// learned is what the nodes of each offering really have: what the newest of each cluster reported, and of several
+// clusters the most, so that one that reports too little does not make nodes dear for all.
+func (e *Engine) learned() map[string]capacity.Resources {
+	out := map[string]capacity.Resources{}
+	for _, c := range e.clusters {
+		newest := map[string]*machine{}
+		for _, m := range c.machines {
+			if m.State != Active || len(m.Learned) == 0 || m.RequestedAt.Before(e.promised[m.Offering].since) {
+				continue
+			}
+			if n := newest[m.Offering]; n == nil || cmp.Or(m.RequestedAt.Compare(n.RequestedAt), cmp.Compare(m.ID, n.ID)) > 0 {
+				newest[m.Offering] = m
+			}
+		}
+		for name, m := range newest {
+			if out[name] == nil {
+				out[name] = capacity.Resources{}
+			}
+			for resource, amount := range m.Learned {
+				out[name][resource] = max(out[name][resource], amount)
+			}
+		}
+	}
+	return out
+}
+
 // expected is what a new node of an offering will have: what a real one reported, unless that is so little that the
-// node must have been unwell, as one is whose device plugin has not started.
+// node must have been unwell, as one is whose device plugin has not started. More than was promised is not counted on:
+// no cluster's word may make the others' nodes larger than they are.
 func expected(promised, learned capacity.Resources) capacity.Resources {
 	if len(learned) == 0 {
 		return promised
 	}
 	out := maps.Clone(promised)
 	for name, amount := range promised {
-		if real, found := learned[name]; found && real >= amount/2 {
+		if real, found := learned[name]; found && real >= amount/2 && real < amount {
 			out[name] = real
 		}
 	}

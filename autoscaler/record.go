@@ -117,7 +117,8 @@ type Saved struct {
 	Records []*Record
 }
 
-// Restore takes over what an earlier process stored. Whatever the provider had been asked for, it is asked for again.
+// Restore takes over what an earlier process stored. Whatever the provider had been asked for, it is asked for again. A
+// time that is still to come was stored by a clock that was ahead, and counts as now: a deadline must not wait for it.
 func (e *Engine) Restore(now time.Time, saved Saved) error {
 	for _, r := range saved.RollUps {
 		c := e.cluster(r.Cluster, now)
@@ -128,6 +129,9 @@ func (e *Engine) Restore(now time.Time, saved Saved) error {
 	for _, record := range saved.Records {
 		c := e.cluster(record.Cluster, now)
 		c.Grants, c.feedDirty = record.Grants, true
+		for i := range c.Grants {
+			c.Grants[i].At = notAfter(now, c.Grants[i].At)
+		}
 		for i := range record.Reclaims {
 			c.Reclaims = append(c.Reclaims, &record.Reclaims[i])
 		}
@@ -142,13 +146,20 @@ func (e *Engine) Restore(now time.Time, saved Saved) error {
 	return nil
 }
 
+func notAfter(now, t time.Time) time.Time {
+	if t.After(now) {
+		return now
+	}
+	return t
+}
+
 func (e *Engine) restoreMachine(now time.Time, c *cluster, shape shapeRecord, stored machineRecord) {
 	m := &machine{
 		Request: provider.Request{
 			Ref: provider.Ref{ID: stored.ID, Cluster: c.id}, Offering: shape.Offering, Domain: shape.Domain,
-			Labels: shape.Labels, Allocatable: shape.Allocatable, Taints: shape.Taints, RequestedAt: stored.RequestedAt,
+			Labels: shape.Labels, Allocatable: shape.Allocatable, Taints: shape.Taints, RequestedAt: notAfter(now, stored.RequestedAt),
 		},
-		Cost: shape.Cost, State: stored.State, Since: stored.Since, LaunchedAt: stored.LaunchedAt,
+		Cost: shape.Cost, State: stored.State, Since: notAfter(now, stored.Since), LaunchedAt: notAfter(now, stored.LaunchedAt),
 		ProviderID: stored.ProviderID, NodeName: stored.NodeName, Message: stored.Message, Allotment: stored.Allotment,
 		Reclaim: stored.Reclaim, Drained: stored.Drained, Released: stored.Released, Learned: stored.Learned, grownAt: now,
 	}
