@@ -7,12 +7,14 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,6 +34,8 @@ const (
 	pollPeriod = time.Second
 	// reorderDelay is how late an event is that is delivered out of order.
 	reorderDelay = 300 * time.Millisecond
+	// callTimeout bounds one call to an API server: a worker that waits for one that has gone is missing to all clusters.
+	callTimeout = 15 * time.Second
 	// tombstoneLife is how long a terminated machine is remembered, so that a late request does not bring it back.
 	tombstoneLife = time.Hour
 )
@@ -50,6 +54,8 @@ type Options struct {
 	Seed  int64
 	Clock clock.WithTicker
 	Log   logr.Logger
+	// CallTimeout bounds one call to an API server. Default 15 seconds.
+	CallTimeout time.Duration
 }
 
 // Provider implements provider.Interface.
@@ -57,11 +63,12 @@ type Provider struct {
 	options  Options
 	chance   chance
 	clusters map[string]*cluster
-	queue    workqueue.TypedRateLimitingInterface[string]
+	queue    workqueue.TypedRateLimitingInterface[provider.Ref]
 
-	mu         sync.Mutex
-	machines   map[string]*machine
-	tombstones map[string]time.Time
+	mu sync.Mutex
+	// machines by id and cluster: what somebody labels in one cluster says nothing about another's machines.
+	machines   map[provider.Ref]*machine
+	tombstones map[provider.Ref]time.Time
 	offerings  []provider.Offering
 	content    string // of the offerings file
 	sink       func(provider.Event)
@@ -75,6 +82,9 @@ type cluster struct {
 	client   kubernetes.Interface
 	factory  informers.SharedInformerFactory
 	informer cache.SharedIndexInformer
+	// synced is true once the provider has been shown every Node that existed. That is later than when the informer has
+	// listed them, and a machine that is not known yet would be taken for lost.
+	synced func() bool
 }
 
 // machine is what the provider knows of one. It is guarded by Provider.mu.
@@ -83,6 +93,8 @@ type machine struct {
 	launchAt, registerAt time.Time
 	// launched, then registered: the instance exists, the Node exists.
 	launched, registered bool
+	// uid of its Node, where that is known.
+	uid types.UID
 	// lost: its Node will never appear.
 	lost bool
 	// failed says why the launch failed.
@@ -131,30 +143,35 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 // New returns a provider. A wrong offerings file is an error now; later it is logged, and the last good one stays in
 // force.
 func New(options Options) (*Provider, error) {
+	if options.CallTimeout == 0 {
+		options.CallTimeout = callTimeout
+	}
 	if options.Seed == 0 {
 		options.Seed = rand.Int64()
 	}
 	p := &Provider{options: options, chance: chance{options.Seed}, clusters: map[string]*cluster{},
-		machines: map[string]*machine{}, tombstones: map[string]time.Time{}}
+		machines: map[provider.Ref]*machine{}, tombstones: map[provider.Ref]time.Time{}}
 	var err error
 	if p.content, p.offerings, err = readOfferings(options.OfferingsFile, ""); err != nil {
 		return nil, err
 	}
 	p.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 30*time.Second),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: "kwok", Clock: options.Clock})
+		workqueue.NewTypedItemExponentialFailureRateLimiter[provider.Ref](100*time.Millisecond, 30*time.Second),
+		workqueue.TypedRateLimitingQueueConfig[provider.Ref]{Name: "kwok", Clock: options.Clock})
 	for id, client := range options.Clusters {
 		c := &cluster{id: id, client: client}
 		c.factory = informers.NewSharedInformerFactoryWithOptions(client, 0,
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = LabelMachine }),
 			informers.WithTransform(strip))
 		c.informer = c.factory.Core().V1().Nodes().Informer()
-		if _, err := c.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		registration, err := c.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { p.nodeSeen(c, obj) },
 			DeleteFunc: func(obj any) { p.nodeGone(c, obj) },
-		}); err != nil {
+		})
+		if err != nil {
 			return nil, fmt.Errorf("watching the nodes of cluster %q: %w", id, err)
 		}
+		c.synced = registration.HasSynced
 		p.clusters[id] = c
 	}
 	return p, nil
@@ -209,7 +226,7 @@ func (p *Provider) poll(ctx context.Context) {
 			p.offerings = offerings
 		}
 		now := p.options.Clock.Now()
-		maps.DeleteFunc(p.tombstones, func(_ string, at time.Time) bool { return now.Sub(at) > tombstoneLife })
+		maps.DeleteFunc(p.tombstones, func(_ provider.Ref, at time.Time) bool { return now.Sub(at) > tombstoneLife })
 		p.mu.Unlock()
 		if err != nil {
 			p.options.Log.Error(err, "The offerings stay as they were")
@@ -228,13 +245,13 @@ func (p *Provider) Launch(_ context.Context, request provider.Request) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := p.machines[request.ID]
+	m := p.machines[request.Ref]
 	if m == nil {
 		m = p.newMachine(request)
-		_, m.terminating = p.tombstones[request.ID]
+		_, m.terminating = p.tombstones[request.Ref]
 	}
 	m.announce = true
-	p.queue.Add(request.ID)
+	p.queue.Add(request.Ref)
 	return nil
 }
 
@@ -244,7 +261,7 @@ func (p *Provider) newMachine(request provider.Request) *machine {
 	m := &machine{Request: request, lost: p.chance.happens(o.Faults.LoseMachine, id, "lose")}
 	m.launchAt = request.RequestedAt.Add(p.chance.latency(o.LaunchLatency, o.LatencyJitter, id, "launch"))
 	m.registerAt = m.launchAt.Add(p.chance.latency(o.RegisterLatency, o.LatencyJitter, id, "register"))
-	p.machines[id] = m
+	p.machines[request.Ref] = m
 	return m
 }
 
@@ -255,12 +272,12 @@ func (p *Provider) Terminate(_ context.Context, ref provider.Ref) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := p.machines[ref.ID]
+	m := p.machines[ref]
 	if m == nil {
 		m = p.newMachine(provider.Request{Ref: ref})
 	}
 	m.terminating = true
-	p.queue.Add(ref.ID)
+	p.queue.Add(ref)
 	return nil
 }
 
@@ -277,14 +294,13 @@ func (p *Provider) List(_ context.Context, clusterID string) ([]provider.Instanc
 	if c == nil {
 		return nil, unknownCluster(clusterID)
 	}
-	if !c.informer.HasSynced() {
+	if !c.synced() {
 		return nil, fmt.Errorf("cluster %q: %w", clusterID, errNotSynced)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []provider.Instance
-	for _, id := range slices.Sorted(maps.Keys(p.machines)) {
-		m := p.machines[id]
+	for _, m := range p.machines {
 		if m.Cluster != clusterID || m.failed != "" || m.terminating && !m.launched && !m.registered {
 			continue
 		}
@@ -294,6 +310,7 @@ func (p *Provider) List(_ context.Context, clusterID string) ([]provider.Instanc
 		}
 		out = append(out, instance)
 	}
+	slices.SortFunc(out, func(a, b provider.Instance) int { return strings.Compare(a.ID, b.ID) })
 	return out, nil
 }
 
