@@ -96,7 +96,8 @@ func packingStory(t *testing.T, _ *fleet) {
 	ns := namespace(t, "packing")
 	seen := record(t)
 	daemon := daemonSet(t, ns, "agent", requests("cpu", "500m"))
-	batch := job(t, ns, "batch", 100, requests("cpu", "1"))
+	// A node is there before its agent's pod is, and the batch takes its room: the agent then preempts.
+	batch := replicas(t, ns, "batch", 100, requests("cpu", "1"))
 
 	waitRunning(t, ns, "batch", 100)
 	seen.expectNodes(t, 7)

@@ -130,6 +130,22 @@ func job(t *testing.T, ns, name string, n int32, options ...podOption) *batchv1.
 	return j
 }
 
+// replicas keeps n pods running. One that is preempted is replaced at once, where a Job backs off.
+func replicas(t *testing.T, ns, name string, n int32, options ...podOption) *appsv1.ReplicaSet {
+	t.Helper()
+	labels := map[string]string{"app": name}
+	r := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: ptr.To(n),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec(options...)},
+		},
+	}
+	create(t, r)
+	return r
+}
+
 // daemonSet puts a pod on every node, before all others: it may come last and preempt.
 func daemonSet(t *testing.T, ns, name string, options ...podOption) *appsv1.DaemonSet {
 	t.Helper()
