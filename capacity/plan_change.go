@@ -49,7 +49,7 @@ func (p *planner) place(s *site, h *host, d *demand, n int32) {
 
 func (s *site) apply(h *host, d *demand, n int32) {
 	take(h.free, d, n)
-	h.pods += n
+	h.pods += int64(n)
 	d.placed += n
 	i := slices.IndexFunc(h.loads, func(l load) bool { return l.demand == d })
 	if i < 0 {

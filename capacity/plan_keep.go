@@ -37,7 +37,7 @@ func (p *planner) addHosts(s *site) {
 		return cmp.Or(cmp.Compare(stateOrder(a.State), stateOrder(b.State)), cmp.Compare(a.ID, b.ID))
 	})
 	for _, m := range machines {
-		h := &host{machine: m, slot: -1, cost: m.Cost}
+		h := &host{machine: m, slot: -1, cost: price(m.Cost)}
 		layers, capacity := layers[:0], vector(nil)
 		if sl := offerings[place{m.Offering, m.Domain}]; sl != nil {
 			layers = append(layers, sl.labels)

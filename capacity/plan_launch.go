@@ -120,7 +120,7 @@ func (p *planner) choose(d *demand, want int32, w where, limit int32) (option, b
 	cheapest := func(n int32) float64 {
 		least := 0.0
 		for i, r := range rests {
-			if c := r.cost * float64((n+r.per-1)/r.per); i == 0 || c < least {
+			if c := r.cost * float64(ceilDiv(n, r.per)); i == 0 || c < least {
 				least = c
 			}
 		}
@@ -154,7 +154,7 @@ func (p *planner) choose(d *demand, want int32, w where, limit int32) (option, b
 				alike++
 			}
 		}
-		o.nodes = (o.nodes + alike - 1) / alike
+		o.nodes = ceilDiv(o.nodes, alike)
 	}
 	return o, true
 }
@@ -204,7 +204,7 @@ func (p *planner) fillers(s *site, d *demand, sh *shape, n, nodes int32, each fu
 			continue
 		}
 		pods := saturate(min(int64(per)*int64(nodes), int64(f.prospect())))
-		take(free, f, (pods+nodes-1)/nodes)
+		take(free, f, ceilDiv(pods, nodes))
 		worth += float64(pods) * f.price
 		if each != nil {
 			each(f, pods)

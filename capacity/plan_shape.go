@@ -52,7 +52,8 @@ func (p *planner) shapeOf(s *site, taints []corev1.Taint, capacity vector, layer
 	for i := range s.in.Daemons {
 		if daemon := &s.in.Daemons[i]; daemon.RunsOn(labels, taints) {
 			for j, v := range p.space.request(daemon.Resources) {
-				sh.room[j] -= v
+				// Bounded, so that no amount that anybody names can wrap around to plenty.
+				sh.room[j] = max(sh.room[j]-min(v, unlimited), -unlimited)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ type host struct {
 	free    vector
 	loads   []load
 	full    []*demand
-	pods    int32
+	pods    int64
 	// shrunk: pods left this machine in this pass, so that what the scheduler found here before says nothing any more.
 	shrunk bool
 }
@@ -121,18 +121,20 @@ type unit struct {
 
 func (u *unit) gang() bool { return u.minCount > 0 || len(u.same) > 0 || u.sameHost }
 
-func (u *unit) total() (n int32) {
+func (u *unit) total() int32 {
+	n := int64(0)
 	for _, d := range u.demands {
-		n += d.Count
+		n += int64(d.Count)
 	}
-	return n
+	return saturate(n)
 }
 
-func (u *unit) placed() (n int32) {
+func (u *unit) placed() int32 {
+	n := int64(0)
 	for _, d := range u.demands {
-		n += d.placed
+		n += int64(d.placed)
 	}
-	return n
+	return saturate(n)
 }
 
 // required is how many members have to have a place before any of them gets one. Members that found a place elsewhere are
@@ -141,20 +143,20 @@ func (u *unit) required() int32 { return min(u.minCount, u.total()) }
 
 // bound is how many members run for certain: bound by the scheduler's word, and on machines that are up.
 func (u *unit) bound() int32 {
-	var said, up int32
+	var said, up int64
 	for _, d := range u.demands {
-		said += max(0, d.Count-d.Pending)
+		said += int64(max(0, d.Count-d.Pending))
 	}
 	for _, h := range u.site.hosts {
 		if h.state() == MachineActive {
 			for _, l := range h.loads {
 				if l.demand.unit == u {
-					up += l.pods
+					up += int64(l.pods)
 				}
 			}
 		}
 	}
-	return min(said, up)
+	return saturate(min(said, up))
 }
 
 func (h *host) state() MachineState {
@@ -228,8 +230,7 @@ func (p *planner) addSlots(offerings []Offering) {
 			}
 			p.slots = append(p.slots, &slot{
 				offering: o, domain: d, labels: labels, capacity: capacity,
-				// Nodes that cost nothing still ought to be few.
-				cost: max(o.Cost, 1e-6), stock: max(0, d.Available),
+				cost: price(o.Cost), stock: max(0, d.Available),
 			})
 		}
 	}

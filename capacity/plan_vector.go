@@ -115,5 +115,20 @@ func size(request, largest vector) float64 {
 	return part
 }
 
+// ceilDiv is n / per rounded up, of a positive n that may be as large as a count can be.
+func ceilDiv(n, per int32) int32 { return (n-1)/per + 1 }
+
+// maxCost is more than any node costs, and far from where sums of costs lose their meaning.
+const maxCost = 1e12
+
+// price is what a node costs for the purpose of comparing. Nodes that cost nothing still ought to be few, and a cost that
+// is no number would compare as the lowest.
+func price(cost float64) float64 {
+	if math.IsNaN(cost) {
+		return maxCost
+	}
+	return min(max(cost, 1e-6), maxCost)
+}
+
 // saturate narrows a count to what a verdict can hold.
 func saturate(n int64) int32 { return int32(min(n, math.MaxInt32)) }
