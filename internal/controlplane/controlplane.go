@@ -216,8 +216,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	case <-ctx.Done():
 		// envtest knows no context: its processes end, and with them its start.
 		_ = process.End(cp.options.Dir)
-		<-started
-		err = context.Cause(ctx)
+		err = errors.Join(context.Cause(ctx), <-started)
 	}
 	if err != nil {
 		return fmt.Errorf("starting the API server and etcd (logs in %s): %w\n%s", cp.LogDir(), err,
