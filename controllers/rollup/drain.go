@@ -87,8 +87,13 @@ func (r *drainReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	if len(left) == 0 {
 		return r.settle(ctx, &node, id, taint)
 	}
+	if reason := unmovable(left); reason != "" {
+		return r.giveUp(ctx, &node, id, taint.Value, reason)
+	}
 	if since := taint.TimeAdded; since != nil && r.clock.Since(since.Time) > r.config.deadline {
-		return r.giveUp(ctx, &node, id, taint.Value, left)
+		return r.giveUp(ctx, &node, id, taint.Value, fmt.Sprintf(
+			"%d pods did not leave within %s, among them %s/%s: a PodDisruptionBudget or a finalizer holds them",
+			len(left), r.config.deadline, left[0].Namespace, left[0].Name))
 	}
 	r.say(id, node.Name, stateDraining, taint.Value)
 	return r.evict(ctx, &node, left)
@@ -101,6 +106,16 @@ func evictables(pods []*corev1.Pod) (left []*corev1.Pod) {
 		}
 	}
 	return left
+}
+
+// unmovable says why a node cannot be emptied after all: a pod that must not be moved came to it while it was chosen.
+func unmovable(left []*corev1.Pod) string {
+	for _, pod := range left {
+		if why := stays(pod); why != "" && pod.DeletionTimestamp == nil {
+			return fmt.Sprintf("pod %s/%s %s", pod.Namespace, pod.Name, why)
+		}
+	}
+	return ""
 }
 
 func (r *drainReconciler) say(id, node, state, reclaimID string) bool {
@@ -223,14 +238,12 @@ func (r *drainReconciler) withdraw(ctx context.Context, node *corev1.Node, id, r
 	return ctrl.Result{}, nil
 }
 
-// giveUp ends a drain that does not end by itself. The node goes back to service, and the autoscaler hears why.
-func (r *drainReconciler) giveUp(ctx context.Context, node *corev1.Node, id, reclaimID string, left []*corev1.Pod) (ctrl.Result, error) {
+// giveUp ends a drain that cannot be completed. The node goes back to service, and the autoscaler hears why.
+func (r *drainReconciler) giveUp(ctx context.Context, node *corev1.Node, id, reclaimID, reason string) (ctrl.Result, error) {
 	r.refused.add(node.Name, r.clock.Now().Add(r.config.deadline))
 	if err := release(ctx, r.client, node); err != nil {
 		return ctrl.Result{}, err
 	}
-	reason := fmt.Sprintf("%d pods did not leave within %s, among them %s/%s: a PodDisruptionBudget or a finalizer holds them",
-		len(left), r.config.deadline, left[0].Namespace, left[0].Name)
 	r.reports.report(&fleetpb.MachineObservation{
 		Id: id, State: stateKept, NodeName: node.Name, ReclaimId: reclaimID, Message: truncate(reason, maxMessage),
 	})

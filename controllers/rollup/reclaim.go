@@ -200,6 +200,7 @@ func (c *chooser) answer(ctx context.Context, p *pass, state *feedState, r *recl
 		node := p.byMachine[id]
 		switch {
 		case node == nil && state.machines[id] == nil:
+			c.missing(id, r, state)
 			gone++
 		case node == nil || node.DeletionTimestamp != nil:
 			// On its way in, or out by somebody else's hand.
@@ -217,6 +218,16 @@ func (c *chooser) answer(ctx context.Context, p *pass, state *feedState, r *recl
 		return true, nil
 	}
 	return c.take(ctx, p, r, free, missing)
+}
+
+// missing answers for a candidate that has no node. Mostly its end is on its way to the autoscaler. Where it is not, as
+// the node went while nobody led, the instruction would wait for it for ever: another has to be asked for. That the machine
+// is gone cannot be said, as a node may have lost its label only.
+func (c *chooser) missing(id string, r *reclaim, state *feedState) {
+	if state.terminating[id] || c.reports.latest(id).GetState() == stateGone {
+		return
+	}
+	c.keep(Kept{Host: &Host{Machine: id}, Reason: "the cluster has no node that is labelled as this machine"}, r)
 }
 
 // take chooses among the free candidates and marks them.
