@@ -76,7 +76,17 @@ certs: ## Make the certificates of manifests/overlays/default into out/certs (CL
 .PHONY: tools
 tools: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/controller-gen
 
+# Where each tool of hack/tools/go.mod is built from. By name, so that one tool does not fetch the modules of all.
+TOOL_buf                := github.com/bufbuild/buf/cmd/buf
+TOOL_golangci-lint      := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+TOOL_govulncheck        := golang.org/x/vuln/cmd/govulncheck
+TOOL_benchstat          := golang.org/x/perf/cmd/benchstat
+TOOL_gotestsum          := gotest.tools/gotestsum
+TOOL_protoc-gen-go      := google.golang.org/protobuf/cmd/protoc-gen-go
+TOOL_protoc-gen-go-grpc := google.golang.org/grpc/cmd/protoc-gen-go-grpc
+TOOL_controller-gen     := sigs.k8s.io/controller-tools/cmd/controller-gen
+
 $(TOOLS)/%: hack/tools/go.mod hack/tools/go.sum
 	@mkdir -p $(TOOLS)
 	@echo "building $* (once; the first build takes a while)"
-	@cd hack/tools && $(GO) build -o $@ $$($(GO) list -f '{{.ImportPath}}' tool | grep '/$*$$')
+	@cd hack/tools && $(GO) build -o $@ $(TOOL_$*)
