@@ -26,12 +26,14 @@ type VolumeState string
 
 // States of a Volume.
 const (
-	VolumeBound       VolumeState = "Bound"
-	VolumeDelayed     VolumeState = "Delayed"     // binds with its first consumer
-	VolumeUnbound     VolumeState = "Unbound"     // binds immediately, and has not
-	VolumeNoClaim     VolumeState = "NoClaim"     // there is no such claim
-	VolumeLost        VolumeState = "Lost"        // bound to a volume that does not exist
-	VolumeTerminating VolumeState = "Terminating" // the claim is being deleted
+	VolumeBound   VolumeState = "Bound"
+	VolumeDelayed VolumeState = "Delayed" // binds with its first consumer
+	// VolumeProvisioning binds with its first consumer, and is being made for a node that the scheduler chose before.
+	VolumeProvisioning VolumeState = "Provisioning"
+	VolumeUnbound      VolumeState = "Unbound"     // binds immediately, and has not
+	VolumeNoClaim      VolumeState = "NoClaim"     // there is no such claim
+	VolumeLost         VolumeState = "Lost"        // bound to a volume that does not exist
+	VolumeTerminating  VolumeState = "Terminating" // the claim is being deleted
 )
 
 // Volume is one claim that a pod mounts.
@@ -40,8 +42,22 @@ type Volume struct {
 	State VolumeState
 	// Ephemeral claims are made by a controller shortly after the pod.
 	Ephemeral bool
-	// Requirements on the node: the bound volume's place, or the class's allowed topologies.
+	// Requirements on the node: the bound volume's place, or the class's allowed topology.
 	Requirements []Requirement
+	// AnyOf are sets of requirements of which the node has to meet one, too: a volume in several places, or a class with
+	// several topologies.
+	AnyOf [][]Requirement
+}
+
+// WithVolumes returns the profile with the places of the pod's volumes added, in canonical form.
+func (p Profile) WithVolumes(volumes []Volume) Profile {
+	for _, v := range volumes {
+		if len(v.Requirements) > 0 {
+			p = p.WithRequirements(v.Requirements...)
+		}
+		p = p.WithAnyOf(v.AnyOf...)
+	}
+	return p
 }
 
 // Affinity is what is known of the pods that one term of a pod's required affinity selects.
@@ -76,8 +92,8 @@ type Decision struct {
 	Reason string
 	// Message says what is in the way and what a person can do about it.
 	Message string
-	// ExtraRequirements are to be added to the pod's profile: the places of its volumes, and the domains of the pods
-	// that it has to stand with.
+	// ExtraRequirements are to be added to the pod's profile and its volumes' places: the domains of the pods that it has
+	// to stand with.
 	ExtraRequirements []Requirement
 }
 
@@ -131,9 +147,8 @@ const (
 // allow any node; did the scheduler name something that no node changes; does a template fit; did it name anything
 // that a node does change. A fact that is not known never decides against the pod.
 func Classify(pod *corev1.Pod, facts Facts) Decision {
-	profile := ProfileOfPod(pod)
 	extra := extraRequirements(pod, facts)
-	profile = profile.WithRequirements(extra...)
+	profile := ProfileOfPod(pod).WithVolumes(facts.Volumes).WithRequirements(extra...)
 	missingLabel := topologyLabelMissing(facts.Rejections)
 	for _, check := range []func() *Decision{
 		func() *Decision { return notWaiting(pod) },
@@ -217,14 +232,10 @@ func namesNodes(r Requirement) bool {
 	return r.Key == fieldNodeName || r.Key == corev1.LabelHostname && r.Operator == OperatorIn
 }
 
-// extraRequirements are what is around the pod asks of its node: the places of its volumes, and the domains of the
-// pods that it has to stand with. For a set of pods that follow each other the group says the same, without naming a
-// domain.
+// extraRequirements are the domains of the pods that the pod has to stand with. For a set of pods that follow each other
+// the group says the same, without naming a domain.
 func extraRequirements(pod *corev1.Pod, facts Facts) []Requirement {
 	var reqs []Requirement
-	for _, v := range facts.Volumes {
-		reqs = append(reqs, v.Requirements...)
-	}
 	terms := requiredAffinity(pod)
 	if len(facts.Affinity) == len(terms) {
 		for i := range terms {
@@ -256,6 +267,9 @@ func volumesForbid(volumes []Volume) *Decision {
 				v.Claim)
 		case VolumeTerminating:
 			return no(ReasonVolumeClaimTerminating, "the PersistentVolumeClaim %q is being deleted", v.Claim)
+		case VolumeProvisioning:
+			return silent(ReasonClaimPending, "the volume of PersistentVolumeClaim %q is being made for a node that was chosen",
+				v.Claim)
 		case VolumeUnbound:
 			return no(ReasonVolumeClaimUnbound, "the PersistentVolumeClaim %q is not bound, and its StorageClass does not wait "+
 				"for a node: see the claim's events", v.Claim)

@@ -290,25 +290,69 @@ func gated() *builders.PodBuilder {
 	return waitingPod().Gate("kueue.x-k8s.io/admission")
 }
 
-func TestARequestCarriesThePlaceOfThePodsVolumesAndCompanions(t *testing.T) {
+func TestARequestCarriesTheDomainsOfThePodsCompanions(t *testing.T) {
 	pod := waitingPod().PodAffinity(rack, "app", "cache").Obj()
 	d := Classify(pod, Facts{
-		Rejections: []Rejection{wrongZone},
-		Volumes: []Volume{
-			{Claim: "data", State: VolumeBound, Requirements: []Requirement{{Key: zone, Operator: OperatorIn,
-				Values: []string{"b", "a"}}}},
-			{Claim: "logs", State: VolumeBound, Requirements: []Requirement{{Key: zone, Operator: OperatorIn,
-				Values: []string{"a"}}}},
-		},
-		Affinity: []Affinity{{Matched: true, Domains: []string{"r7", "r2"}}},
+		Rejections: []Rejection{insufficientCPU},
+		Affinity:   []Affinity{{Matched: true, Domains: []string{"r7", "r2"}}},
 	})
-	want := []Requirement{
-		{Key: rack, Operator: OperatorIn, Values: []string{"r2", "r7"}},
-		{Key: zone, Operator: OperatorIn, Values: []string{"a"}},
-	}
+	want := []Requirement{{Key: rack, Operator: OperatorIn, Values: []string{"r2", "r7"}}}
 	if diff := cmp.Diff(want, d.ExtraRequirements); diff != "" {
 		t.Errorf("extra requirements (-want +got):\n%s", diff)
 	}
+}
+
+func TestTheProfileCarriesThePlacesOfThePodsVolumes(t *testing.T) {
+	in := func(key string, values ...string) Requirement {
+		return Requirement{Key: key, Operator: OperatorIn, Values: values}
+	}
+	at := func(sets ...[]Requirement) Volume { return Volume{State: VolumeBound, AnyOf: sets} }
+	for _, c := range []struct {
+		name    string
+		pod     *builders.PodBuilder
+		volumes []Volume
+		want    [][]Requirement
+	}{
+		{"several that have to be met at once", waitingPod(), []Volume{
+			{State: VolumeBound, Requirements: []Requirement{in(zone, "b", "a")}},
+			{State: VolumeBound, Requirements: []Requirement{in(zone, "a")}},
+		}, [][]Requirement{{in(zone, "a")}}},
+		{"one that may be in either of two places", waitingPod(),
+			[]Volume{at([]Requirement{in(zone, "a"), in(rack, "r1")}, []Requirement{in(zone, "b"), in(rack, "r2")})},
+			[][]Requirement{{in(rack, "r1"), in(zone, "a")}, {in(rack, "r2"), in(zone, "b")}}},
+		{"beside what the pod asks for", waitingPod().NodeSelector("disk", "ssd"),
+			[]Volume{at([]Requirement{in(zone, "a")}, []Requirement{in(rack, "r2")})},
+			[][]Requirement{{in("disk", "ssd"), in(rack, "r2")}, {in("disk", "ssd"), in(zone, "a")}}},
+		{"places that contradict the pod are left out", waitingPod().NodeSelector(zone, "a"),
+			[]Volume{at([]Requirement{in(zone, "a"), in(rack, "r1")}, []Requirement{in(zone, "b"), in(rack, "r2")})},
+			[][]Requirement{{in(rack, "r1"), in(zone, "a")}}},
+		{"unless nothing else is there", waitingPod().NodeSelector(zone, "c"),
+			[]Volume{at([]Requirement{in(zone, "a")}, []Requirement{in(zone, "b")})},
+			[][]Requirement{{in(zone, "a"), in(zone, "c")}, {in(zone, "b"), in(zone, "c")}}},
+	} {
+		p := ProfileOfPod(c.pod.Obj()).WithVolumes(c.volumes)
+		if diff := cmp.Diff(c.want, append([][]Requirement{p.Requirements}, p.Alternatives...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+
+	t.Run("and never more than a request can carry", func(t *testing.T) {
+		var many [][]Requirement
+		for i := range 100 {
+			many = append(many, []Requirement{in(zone, string(rune('a'+i%26))), in(rack, strings.Repeat("r", i+1))})
+		}
+		if n := len(ProfileOfPod(waitingPod().Obj()).WithAnyOf(many...).RequestSpec().Alternatives); n != maxAlternatives {
+			t.Errorf("got %d alternatives, want %d", n, maxAlternatives)
+		}
+	})
+	t.Run("and is held against the templates", func(t *testing.T) {
+		d := Classify(waitingPod().Obj(), Facts{Templates: offerings(), Volumes: []Volume{
+			at([]Requirement{in(zone, "x")}, []Requirement{in(rack, "r1")}),
+		}})
+		if d.Reason != ReasonNoOfferingMatches {
+			t.Errorf("decided %s, want %s", d.Reason, ReasonNoOfferingMatches)
+		}
+	})
 }
 
 func TestClassifyDoesNotDependOnTheOrderOfRejections(t *testing.T) {

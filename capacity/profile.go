@@ -39,9 +39,7 @@ func ProfileOfPod(pod *corev1.Pod) Profile {
 func profileOfSpec(spec *corev1.PodSpec) Profile {
 	var p Profile
 	p.setSets(canonicalSets(requirementSetsOf(spec)))
-	if len(p.Alternatives) > maxAlternatives {
-		p.Alternatives = p.Alternatives[:maxAlternatives]
-	}
+	p.Alternatives = p.Alternatives[:min(len(p.Alternatives), maxAlternatives)]
 	p.Resources = requestsOf(spec)
 	if spec.Priority != nil {
 		p.Priority = *spec.Priority
@@ -216,6 +214,38 @@ func (p Profile) WithRequirements(reqs ...Requirement) Profile {
 	}
 	p.Alternatives = alternatives
 	return p.Canonical()
+}
+
+// WithAnyOf returns the profile with a further choice: a node has to meet one of the sets, beside what it had to meet
+// before. No set at all changes nothing. Of more combinations than a request can carry only the first are kept.
+func (p Profile) WithAnyOf(sets ...[]Requirement) Profile {
+	if len(sets) == 0 {
+		return p
+	}
+	var combined [][]Requirement
+	for _, own := range append([][]Requirement{p.Requirements}, p.Alternatives...) {
+		for _, set := range sets {
+			combined = append(combined, slices.Concat(own, set))
+		}
+	}
+	// What asks for two values of one label at once is met by no node. It stays only where there is nothing else.
+	combined = canonicalSets(combined)
+	if slices.ContainsFunc(combined, possible) {
+		combined = slices.DeleteFunc(combined, func(set []Requirement) bool { return !possible(set) })
+	}
+	p.setSets(combined)
+	p.Alternatives = p.Alternatives[:min(len(p.Alternatives), maxAlternatives)]
+	return p.Canonical()
+}
+
+// possible reports whether no label of a canonical set has to be In two sets of values that share none.
+func possible(set []Requirement) bool {
+	for i := 1; i < len(set); i++ {
+		if set[i].Key == set[i-1].Key && set[i].Operator == OperatorIn && set[i-1].Operator == OperatorIn {
+			return false
+		}
+	}
+	return true
 }
 
 // WithMinCount returns the profile with the group's minimum set; without a group it changes nothing. A pod does not

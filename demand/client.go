@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
@@ -43,6 +44,18 @@ func RESTClient(cfg *rest.Config, qps float64, burst int) (*rest.RESTClient, err
 	client, err := rest.RESTClientFor(own)
 	if err != nil {
 		return nil, fmt.Errorf("building a client of %s: %w", fleetv1alpha1.GroupVersion, err)
+	}
+	return client, nil
+}
+
+// EventsClient returns a client of events for cfg, which is not changed, with a rate limit of its own: a burst of hopeless pods
+// takes nothing from what the scheduler needs to bind others.
+func EventsClient(cfg *rest.Config, qps float64, burst int) (eventsclient.EventsGetter, error) {
+	own := rest.CopyConfig(cfg)
+	own.QPS, own.Burst, own.RateLimiter = float32(qps), burst, nil
+	client, err := eventsclient.NewForConfig(own)
+	if err != nil {
+		return nil, fmt.Errorf("building a client of events: %w", err)
 	}
 	return client, nil
 }

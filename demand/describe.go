@@ -29,15 +29,7 @@ type Describer struct {
 
 // Profile returns the pod's canonical profile.
 func (d Describer) Profile(pod *corev1.Pod) capacity.Profile {
-	p := capacity.ProfileOfPod(pod)
-	var places []capacity.Requirement
-	for _, v := range d.Volumes.Of(pod) {
-		places = append(places, v.Requirements...)
-	}
-	if len(places) > 0 {
-		p = p.WithRequirements(places...)
-	}
-	return d.withGroup(pod, p)
+	return d.withGroup(pod, capacity.ProfileOfPod(pod).WithVolumes(d.Volumes.Of(pod)))
 }
 
 // withGroup adds what the pod's PodGroup says. A topology key is taken from the most explicit source: the pod's annotation,

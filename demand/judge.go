@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
@@ -24,6 +25,8 @@ type Judge struct {
 	Freshness time.Duration
 	// Pods lists a namespace's pods.
 	Pods func(namespace string) ([]*corev1.Pod, error)
+	// Node reads one node; it tells in which domain a pod stands.
+	Node func(name string) (*corev1.Node, error)
 	// ResourceClaim returns the API server's NotFound where there is no such ResourceClaim.
 	ResourceClaim func(namespace, name string) error
 	Clock         clock.PassiveClock
@@ -100,9 +103,9 @@ func (j *Judge) heldElsewhere(pod *corev1.Pod) bool {
 	})
 }
 
-// affinity finds the pods that the pod's required affinity selects. It looks only where the answer can decide: a pod that
-// meets its own terms may be the first of its set, wherever others stand, unless they share a node. Namespaces that are
-// selected by label are not known here.
+// affinity finds the pods that the pod's required affinity selects: as for the scheduler, those that match all of its terms.
+// It looks only where the answer can decide: a pod that meets its own terms may be the first of its set, wherever others
+// stand, unless they share a node. Namespaces that are selected by label are not known here.
 func (j *Judge) affinity(pod *corev1.Pod) []capacity.Affinity {
 	if j.Pods == nil || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
 		return nil
@@ -111,30 +114,81 @@ func (j *Judge) affinity(pod *corev1.Pod) []capacity.Affinity {
 	if !slices.ContainsFunc(terms, func(t corev1.PodAffinityTerm) bool { return decides(&t, pod) }) {
 		return nil
 	}
-	var out []capacity.Affinity
-	for _, term := range terms {
-		selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
-		if err != nil || term.NamespaceSelector != nil {
-			return nil
-		}
-		namespaces := term.Namespaces
-		if len(namespaces) == 0 {
-			namespaces = []string{pod.Namespace}
-		}
-		matched := false
-		for _, ns := range namespaces {
-			pods, err := j.Pods(ns)
-			if err != nil {
-				return nil
-			}
-			matched = matched || slices.ContainsFunc(pods, func(other *corev1.Pod) bool {
-				return other.Spec.NodeName != "" && !capacity.IsTerminal(other) && other.UID != pod.UID &&
-					selector.Matches(labels.Set(other.Labels))
-			})
-		}
-		out = append(out, capacity.Affinity{Matched: matched})
+	selected, known := j.selected(pod, terms)
+	if !known {
+		return nil
+	}
+	out := make([]capacity.Affinity, len(terms))
+	for i := range terms {
+		out[i] = capacity.Affinity{Matched: len(selected) > 0, Domains: j.domains(selected, terms[i].TopologyKey)}
 	}
 	return out
+}
+
+// selected lists the pods with a node that every term selects; false where that is not known.
+func (j *Judge) selected(pod *corev1.Pod, terms []corev1.PodAffinityTerm) ([]*corev1.Pod, bool) {
+	var selectors []labels.Selector
+	var namespaces []string
+	for i := range terms {
+		selector, err := metav1.LabelSelectorAsSelector(terms[i].LabelSelector)
+		if err != nil || terms[i].NamespaceSelector != nil {
+			return nil, false
+		}
+		selectors = append(selectors, selector)
+		own := terms[i].Namespaces
+		if len(own) == 0 {
+			own = []string{pod.Namespace}
+		}
+		if i == 0 {
+			namespaces = slices.Compact(slices.Sorted(slices.Values(own)))
+		} else {
+			namespaces = slices.DeleteFunc(namespaces, func(ns string) bool { return !slices.Contains(own, ns) })
+		}
+	}
+	var selected []*corev1.Pod
+	for _, ns := range namespaces {
+		pods, err := j.Pods(ns)
+		if err != nil {
+			return nil, false
+		}
+		for _, other := range pods {
+			if other.Spec.NodeName == "" || capacity.IsTerminal(other) || other.UID == pod.UID {
+				continue
+			}
+			if !slices.ContainsFunc(selectors, func(s labels.Selector) bool { return !s.Matches(labels.Set(other.Labels)) }) {
+				selected = append(selected, other)
+			}
+		}
+	}
+	return selected, true
+}
+
+// maxDomains bounds the values of a requirement; a choice among more is none, practically.
+const maxDomains = 100
+
+// domains are the values that the nodes of the pods have for the key, sorted; nil where they are not known, or too many.
+func (j *Judge) domains(pods []*corev1.Pod, key string) []string {
+	if j.Node == nil {
+		return nil
+	}
+	nodes := sets.New[string]()
+	for _, pod := range pods {
+		nodes.Insert(pod.Spec.NodeName)
+	}
+	values := sets.New[string]()
+	for name := range nodes {
+		node, err := j.Node(name)
+		if err != nil {
+			continue
+		}
+		if value, ok := node.Labels[key]; ok {
+			values.Insert(value)
+		}
+	}
+	if values.Len() > maxDomains {
+		return nil
+	}
+	return sets.List(values)
 }
 
 // decides reports whether it matters where the pods are that the term selects.

@@ -1,6 +1,7 @@
 package demand
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +54,11 @@ func claimOn(volume, class string) *corev1.PersistentVolumeClaim {
 	return c
 }
 
+func annotated(c *corev1.PersistentVolumeClaim, key, value string) *corev1.PersistentVolumeClaim {
+	metav1.SetMetaDataAnnotation(&c.ObjectMeta, key, value)
+	return c
+}
+
 func in(key string, values ...string) capacity.Requirement {
 	return capacity.Requirement{Key: key, Operator: capacity.OperatorIn, Values: values}
 }
@@ -69,6 +75,20 @@ func TestVolumesOf(t *testing.T) {
 			Key: key, Operator: corev1.NodeSelectorOpIn, Values: values,
 		}}}
 	}
+	delayed := func(topologies ...string) *storagev1.StorageClass {
+		class := &storagev1.StorageClass{VolumeBindingMode: &waits}
+		for _, topology := range topologies {
+			var term corev1.TopologySelectorTerm
+			for pair := range strings.SplitSeq(topology, ",") {
+				if key, value, ok := strings.Cut(pair, "="); ok {
+					term.MatchLabelExpressions = append(term.MatchLabelExpressions,
+						corev1.TopologySelectorLabelRequirement{Key: key, Values: []string{value}})
+				}
+			}
+			class.AllowedTopologies = append(class.AllowedTopologies, term)
+		}
+		return class
+	}
 	labelled := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{
 		Labels: map[string]string{corev1.LabelTopologyZone: "a__b"},
 	}}
@@ -80,31 +100,51 @@ func TestVolumesOf(t *testing.T) {
 			"bound": claimOn("zonal", ""), "either": claimOn("either", ""), "mixed": claimOn("mixed", ""),
 			"labelled": claimOn("labelled", ""), "lost": claimOn("gone", ""), "late": claimOn("", "late"),
 			"late-in-a": claimOn("", "late-in-a"), "immediate": claimOn("", "immediate"), "classless": claimOn("", ""),
-			"terminating": terminating,
+			"terminating": terminating, "named": claimOn("named", ""), "old": claimOn("old", ""),
+			"late-in-either": claimOn("", "late-in-either"), "late-in-pairs": claimOn("", "late-in-pairs"),
+			"late-anywhere": claimOn("", "late-anywhere"),
+			"old-class":     annotated(claimOn("", ""), corev1.BetaStorageClassAnnotation, "late-in-a"),
+			"on-its-way":    annotated(claimOn("", "late"), "volume.kubernetes.io/selected-node", "n"),
 		},
 		table[corev1.PersistentVolume]{
 			"zonal": affinity(term("zone", "a")), "either": affinity(term("zone", "a"), term("zone", "b")),
 			"mixed": affinity(term("zone", "a"), term("rack", "b")), "labelled": labelled,
+			"named": affinity(corev1.NodeSelectorTerm{MatchFields: term("metadata.name", "n").MatchExpressions}),
+			"old": {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
+				corev1.LabelFailureDomainBetaZone: "a", corev1.LabelFailureDomainBetaRegion: "r",
+			}}},
 		},
 		table[storagev1.StorageClass]{
 			"immediate": {}, "late": {VolumeBindingMode: &waits},
-			"late-in-a": {VolumeBindingMode: &waits, AllowedTopologies: []corev1.TopologySelectorTerm{{
-				MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"a"}}},
-			}}},
+			"late-in-a":      delayed("zone=a"),
+			"late-in-either": delayed("zone=a", "zone=b"),
+			"late-in-pairs":  delayed("zone=a,rack=1", "zone=b,rack=2"),
+			"late-anywhere":  delayed("zone=a", ""),
 		},
 	)
 	for claim, want := range map[string]capacity.Volume{
-		"bound":       {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in("zone", "a")}},
-		"either":      {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in("zone", "a", "b")}},
-		"mixed":       {State: capacity.VolumeBound},
-		"labelled":    {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in(corev1.LabelTopologyZone, "a", "b")}},
-		"lost":        {State: capacity.VolumeLost},
-		"late":        {State: capacity.VolumeDelayed},
-		"late-in-a":   {State: capacity.VolumeDelayed, Requirements: []capacity.Requirement{in("zone", "a")}},
-		"immediate":   {State: capacity.VolumeUnbound},
-		"classless":   {State: capacity.VolumeUnbound},
-		"terminating": {State: capacity.VolumeTerminating},
-		"absent":      {State: capacity.VolumeNoClaim},
+		"bound":  {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in("zone", "a")}},
+		"either": {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in("zone", "a", "b")}},
+		"mixed":  {State: capacity.VolumeBound, AnyOf: [][]capacity.Requirement{{in("zone", "a")}, {in("rack", "b")}}},
+		"named":  {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in("metadata.name", "n")}},
+		"old": {State: capacity.VolumeBound, Requirements: []capacity.Requirement{
+			in(corev1.LabelTopologyZone, "a"), in(corev1.LabelTopologyRegion, "r"),
+		}},
+		"late-in-either": {State: capacity.VolumeDelayed, Requirements: []capacity.Requirement{in("zone", "a", "b")}},
+		"late-in-pairs": {State: capacity.VolumeDelayed, AnyOf: [][]capacity.Requirement{
+			{in("zone", "a"), in("rack", "1")}, {in("zone", "b"), in("rack", "2")},
+		}},
+		"late-anywhere": {State: capacity.VolumeDelayed},
+		"old-class":     {State: capacity.VolumeDelayed, Requirements: []capacity.Requirement{in("zone", "a")}},
+		"on-its-way":    {State: capacity.VolumeProvisioning},
+		"labelled":      {State: capacity.VolumeBound, Requirements: []capacity.Requirement{in(corev1.LabelTopologyZone, "a", "b")}},
+		"lost":          {State: capacity.VolumeLost},
+		"late":          {State: capacity.VolumeDelayed},
+		"late-in-a":     {State: capacity.VolumeDelayed, Requirements: []capacity.Requirement{in("zone", "a")}},
+		"immediate":     {State: capacity.VolumeUnbound},
+		"classless":     {State: capacity.VolumeUnbound},
+		"terminating":   {State: capacity.VolumeTerminating},
+		"absent":        {State: capacity.VolumeNoClaim},
 	} {
 		want.Claim = claim
 		if diff := cmp.Diff([]capacity.Volume{want}, v.Of(pod("p", mounts(claim)))); diff != "" {
@@ -226,4 +266,56 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPodFollowsThePodsThatItsAffinitySelects(t *testing.T) {
+	term := func(key string, selector map[string]string) corev1.PodAffinityTerm {
+		return corev1.PodAffinityTerm{TopologyKey: key, LabelSelector: &metav1.LabelSelector{MatchLabels: selector}}
+	}
+	follower := pod("p", func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+				term("zone", map[string]string{"app": "db"}), term("rack", map[string]string{"role": "primary"}),
+			},
+		}}
+	})
+	on := func(name, node string, labels map[string]string) *corev1.Pod {
+		p := pod(name)
+		p.Labels, p.Spec.NodeName = labels, node
+		return p
+	}
+	nodes := table[corev1.Node]{}
+	for name, labels := range map[string]map[string]string{
+		"n1": {"zone": "a", "rack": "1"}, "n2": {"zone": "b", "rack": "2"}, "n3": {"zone": "c", "rack": "3"},
+	} {
+		nodes[name] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: labels}}
+	}
+	pods := []*corev1.Pod{
+		on("db-0", "n1", map[string]string{"app": "db", "role": "primary"}),
+		on("db-1", "n2", map[string]string{"app": "db"}),                      // matches one term of two
+		on("web", "n3", map[string]string{"role": "primary"}),                 // so does this
+		on("db-2", "gone", map[string]string{"app": "db", "role": "primary"}), // its node is not known
+	}
+	j := &Judge{Pods: func(string) ([]*corev1.Pod, error) { return pods, nil }, Node: nodes.get}
+	want := []capacity.Requirement{in("rack", "1"), in("zone", "a")}
+	if diff := cmp.Diff(want, j.Decide(follower, nil).ExtraRequirements); diff != "" {
+		t.Errorf("requirements (-want +got):\n%s", diff)
+	}
+
+	t.Run("and its request says so", func(t *testing.T) {
+		api := newFakeAPI()
+		w := newTestWriter(t, api, func(o *Options) { o.Decide = j.Decide })
+		w.Enqueue(follower, nil)
+		work(t, w)
+		got := capacity.ProfileOfRequest(&api.objects[Name("p", follower.UID)].Spec).Requirements
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("requirements (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("nothing where only pods run that match some terms", func(t *testing.T) {
+		pods = pods[1:3]
+		if got := j.Decide(follower, nil); got.Reason != capacity.ReasonNoMatchingPods {
+			t.Errorf("decided %s, want %s", got.Reason, capacity.ReasonNoMatchingPods)
+		}
+	})
 }

@@ -1,12 +1,15 @@
 package demand
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/drover-sh/drover/capacity"
 )
@@ -22,19 +25,22 @@ type Volumes struct {
 // volumeZoneSeparator joins the zones of a regional volume in a label's value.
 const volumeZoneSeparator = "__"
 
-// zoneLabels are those that the scheduler's VolumeZone compares, outside a volume's node affinity.
-var zoneLabels = []string{
-	corev1.LabelTopologyZone, corev1.LabelTopologyRegion,
-	corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion,
+// zoneLabels are the labels of a volume that the scheduler's VolumeZone compares, outside the volume's node affinity, each
+// with the node label that it is about: for the old labels it takes the new ones of a node, and new nodes have no others.
+var zoneLabels = []struct{ volume, node string }{
+	{corev1.LabelTopologyZone, corev1.LabelTopologyZone},
+	{corev1.LabelTopologyRegion, corev1.LabelTopologyRegion},
+	{corev1.LabelFailureDomainBetaZone, corev1.LabelTopologyZone},
+	{corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyRegion},
 }
 
 // claimOf returns the name of the claim behind a pod's volume; false where there is none.
-func claimOf(pod *corev1.Pod, volume *corev1.Volume) (string, bool) {
+func claimOf(pod *corev1.Pod, v *corev1.Volume) (string, bool) {
 	switch {
-	case volume.PersistentVolumeClaim != nil:
-		return volume.PersistentVolumeClaim.ClaimName, true
-	case volume.Ephemeral != nil:
-		return ephemeral.VolumeClaimName(pod, volume), true
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName, true
+	case v.Ephemeral != nil:
+		return ephemeral.VolumeClaimName(pod, v), true
 	}
 	return "", false
 }
@@ -47,9 +53,9 @@ func (v Volumes) Of(pod *corev1.Pod) []capacity.Volume {
 	var out []capacity.Volume
 	for i := range pod.Spec.Volumes {
 		if name, ok := claimOf(pod, &pod.Spec.Volumes[i]); ok {
-			if volume, ok := v.describe(pod.Namespace, name); ok {
-				volume.Ephemeral = pod.Spec.Volumes[i].Ephemeral != nil
-				out = append(out, volume)
+			if described, ok := v.describe(pod.Namespace, name); ok {
+				described.Ephemeral = pod.Spec.Volumes[i].Ephemeral != nil
+				out = append(out, described)
 			}
 		}
 	}
@@ -82,7 +88,13 @@ func (v Volumes) describe(namespace, name string) (capacity.Volume, bool) {
 			out.State = capacity.VolumeUnbound
 			break
 		}
-		out.State, out.Requirements = capacity.VolumeDelayed, allowed(class)
+		if claim.Annotations[volume.AnnSelectedNode] != "" {
+			// Until its provisioner is done or gives up, the claim fits that node only, and either changes the claim.
+			out.State = capacity.VolumeProvisioning
+			break
+		}
+		out.State = capacity.VolumeDelayed
+		out.Requirements, out.AnyOf = choice(allowed(class))
 	}
 	return out, true
 }
@@ -91,7 +103,7 @@ func (v Volumes) bound(out capacity.Volume, name string) (capacity.Volume, bool)
 	if v.Volume == nil {
 		return out, false
 	}
-	volume, err := v.Volume(name)
+	found, err := v.Volume(name)
 	switch {
 	case apierrors.IsNotFound(err):
 		out.State = capacity.VolumeLost
@@ -99,58 +111,80 @@ func (v Volumes) bound(out capacity.Volume, name string) (capacity.Volume, bool)
 	case err != nil:
 		return out, false
 	}
-	out.State, out.Requirements = capacity.VolumeBound, placeOf(volume)
+	out.State = capacity.VolumeBound
+	out.Requirements, out.AnyOf = choice(termsOf(found))
+	out.Requirements = append(zonesOf(found), out.Requirements...)
 	return out, true
 }
 
-func placeOf(volume *corev1.PersistentVolume) []capacity.Requirement {
+func zonesOf(v *corev1.PersistentVolume) []capacity.Requirement {
 	var reqs []capacity.Requirement
 	for _, key := range zoneLabels {
-		if value := volume.Labels[key]; value != "" {
+		if value := v.Labels[key.volume]; value != "" {
 			reqs = append(reqs, capacity.Requirement{
-				Key: key, Operator: capacity.OperatorIn, Values: strings.Split(value, volumeZoneSeparator),
+				Key: key.node, Operator: capacity.OperatorIn, Values: strings.Split(value, volumeZoneSeparator),
 			})
 		}
 	}
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-		return reqs
-	}
-	return append(reqs, fromTerms(volume.Spec.NodeAffinity.Required.NodeSelectorTerms)...)
+	return reqs
 }
 
-// fromTerms turns ORed terms into ANDed requirements where that is possible: one term, or several that each list values of
-// the same keys. Others are left out: then the node may come in the wrong place, and the scheduler says so again.
-func fromTerms(terms []corev1.NodeSelectorTerm) []capacity.Requirement {
-	if len(terms) == 0 {
+// termsOf are the ORed terms of a volume's node affinity.
+func termsOf(v *corev1.PersistentVolume) [][]capacity.Requirement {
+	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
 		return nil
 	}
-	var reqs []capacity.Requirement
-	for _, e := range terms[0].MatchExpressions {
-		reqs = append(reqs, capacity.Requirement{
-			Key: e.Key, Operator: capacity.Operator(e.Operator), Values: append([]string(nil), e.Values...),
-		})
+	var sets [][]capacity.Requirement
+	for _, term := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		var set []capacity.Requirement
+		for _, e := range slices.Concat(term.MatchExpressions, term.MatchFields) {
+			if e.Key == metav1.ObjectNameField && e.Operator == corev1.NodeSelectorOpNotIn {
+				continue // a new node has another name
+			}
+			set = append(set, capacity.Requirement{
+				Key: e.Key, Operator: capacity.Operator(e.Operator), Values: slices.Clone(e.Values),
+			})
+		}
+		if len(term.MatchExpressions)+len(term.MatchFields) > 0 { // an empty term selects nothing
+			sets = append(sets, set)
+		}
 	}
-	for _, term := range terms[1:] {
-		if len(term.MatchExpressions) != 1 || len(reqs) != 1 || reqs[0].Operator != capacity.OperatorIn ||
-			term.MatchExpressions[0].Key != reqs[0].Key ||
-			term.MatchExpressions[0].Operator != corev1.NodeSelectorOpIn {
+	return sets
+}
+
+// allowed are the ORed topologies of a class. An empty one allows every place.
+func allowed(class *storagev1.StorageClass) [][]capacity.Requirement {
+	var sets [][]capacity.Requirement
+	for _, term := range class.AllowedTopologies {
+		var set []capacity.Requirement
+		for _, e := range term.MatchLabelExpressions {
+			set = append(set, capacity.Requirement{Key: e.Key, Operator: capacity.OperatorIn, Values: slices.Clone(e.Values)})
+		}
+		if len(set) == 0 {
 			return nil
 		}
-		reqs[0].Values = append(reqs[0].Values, term.MatchExpressions[0].Values...)
+		sets = append(sets, set)
 	}
-	return reqs
+	return sets
 }
 
-// allowed are the topologies of a class, as far as one requirement can say them.
-func allowed(class *storagev1.StorageClass) []capacity.Requirement {
-	if len(class.AllowedTopologies) != 1 {
-		return nil
+// choice is ORed sets as requirements where those say it all, which is the shortest: one set, or several that each list
+// values of one and the same key. Otherwise the sets stay as they are.
+func choice(sets [][]capacity.Requirement) (reqs []capacity.Requirement, anyOf [][]capacity.Requirement) {
+	if len(sets) <= 1 {
+		return slices.Concat(sets...), nil
 	}
-	var reqs []capacity.Requirement
-	for _, e := range class.AllowedTopologies[0].MatchLabelExpressions {
-		reqs = append(reqs, capacity.Requirement{Key: e.Key, Operator: capacity.OperatorIn, Values: e.Values})
+	if slices.ContainsFunc(sets, func(set []capacity.Requirement) bool { return len(set) == 0 }) {
+		return nil, nil // every new node will do
 	}
-	return reqs
+	all := capacity.Requirement{Key: sets[0][0].Key, Operator: capacity.OperatorIn}
+	for _, set := range sets {
+		if len(set) != 1 || set[0].Key != all.Key || set[0].Operator != capacity.OperatorIn {
+			return nil, sets
+		}
+		all.Values = append(all.Values, set[0].Values...)
+	}
+	return []capacity.Requirement{all}, nil
 }
 
 // classOf returns the claim's StorageClass; nil where it names none or it does not exist.

@@ -20,12 +20,15 @@ import (
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=get;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
-// write makes the pod's request exist and be right. An error means that it has to be tried again.
-func (w *Writer) write(ctx context.Context, pod *corev1.Pod) (result string, err error) {
+// write makes the pod's request exist and be right. What is around the pod adds requirements to its own. An error means that it has to be tried again.
+func (w *Writer) write(ctx context.Context, pod *corev1.Pod, around []capacity.Requirement) (result string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
 	defer cancel()
 
 	profile := w.opts.Describe(pod)
+	if len(around) > 0 {
+		profile = profile.WithRequirements(around...)
+	}
 	if s := w.opts.Suppressor; s != nil {
 		if node, held := s.Hold(pod.UID, profile); held {
 			w.opts.Logger.V(4).Info("An upcoming node has room", "pod", klog.KObj(pod), "upcomingNode", node)
@@ -95,9 +98,7 @@ func (w *Writer) warn(ctx context.Context, pod *corev1.Pod, reason, note string)
 	if w.opts.Events == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
-	defer cancel()
-	err := w.opts.Events.Warn(ctx, pod, reason, note, w.opts.Clock.Now())
+	err := w.event(ctx, pod, reason, note)
 	switch {
 	case err == nil, namespaceGone(err):
 		return nil
@@ -111,6 +112,16 @@ func (w *Writer) warn(ctx context.Context, pod *corev1.Pod, reason, note string)
 		delete(s.warned, reason)
 	}
 	return err
+}
+
+// event writes the event, at the rate of all writes.
+func (w *Writer) event(ctx context.Context, pod *corev1.Pod, reason, note string) error {
+	if err := w.wait(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.opts.Timeout)
+	defer cancel()
+	return w.opts.Events.Warn(ctx, pod, reason, note, w.opts.Clock.Now())
 }
 
 // newWarning reports whether the pod has not been warned so, and notes that it is.
@@ -147,22 +158,29 @@ func RequestFor(pod *corev1.Pod, profile capacity.Profile) *fleetv1alpha1.Capaci
 	}
 }
 
-// reviseSpec brings an existing spec up to date. Two writers may know different things of one pod (one sees PodGroups, the
-// other has no right to), so only changes that cannot go back and forth are made: what the pod requests, which its resize
-// changes, and what was not known of its group.
+// reviseSpec brings an existing spec up to date. Two writers may know different things of one pod (one sees PodGroups or
+// volumes, the other has no right to), so what one of them does not know never undoes what the other knew: changes go one way
+// only, or are about what the pod itself says.
 func reviseSpec(
 	have, want fleetv1alpha1.CapacityRequestSpec,
 ) (spec fleetv1alpha1.CapacityRequestSpec, changed bool) {
 	spec = *have.DeepCopy()
-	if !maps.Equal(capacity.ProfileOfRequest(&have).Resources, capacity.ProfileOfRequest(&want).Resources) {
+	h, w := capacity.ProfileOfRequest(&have), capacity.ProfileOfRequest(&want)
+	if !maps.Equal(h.Resources, w.Resources) { // a resize
 		spec.Resources, changed = want.Resources, true
+	}
+	if len(w.Tolerations) > len(h.Tolerations) { // a pod can be given more, and none be taken from it
+		spec.Tolerations, changed = want.Tolerations, true
+	}
+	if placesMoved(h, w) {
+		spec.Requirements, spec.Alternatives, changed = want.Requirements, want.Alternatives, true
 	}
 	switch {
 	case want.Group == nil:
 	case spec.Group == nil:
 		spec.Group, changed = want.Group, true
 	case spec.Group.Name == want.Group.Name:
-		if spec.Group.MinCount == 0 && want.Group.MinCount != 0 {
+		if want.Group.MinCount != 0 && spec.Group.MinCount != want.Group.MinCount {
 			spec.Group.MinCount, changed = want.Group.MinCount, true
 		}
 		if spec.Group.TopologyKey == "" && want.Group.TopologyKey != "" {
@@ -170,6 +188,33 @@ func reviseSpec(
 		}
 	}
 	return spec, changed
+}
+
+// placesMoved reports whether the labels that the pod asks for have other values now, or more labels are asked for: a volume
+// was bound in a zone, or the pods that it has to stand with run elsewhere. Fewer labels are only less knowledge.
+func placesMoved(have, want capacity.Profile) bool {
+	asked, now := keysOf(have), keysOf(want)
+	for key := range asked {
+		if !now[key] {
+			return false
+		}
+	}
+	have, want = onlyPlaces(have), onlyPlaces(want)
+	return have.ID() != want.ID()
+}
+
+func onlyPlaces(p capacity.Profile) capacity.Profile {
+	return capacity.Profile{Requirements: p.Requirements, Alternatives: p.Alternatives}
+}
+
+func keysOf(p capacity.Profile) map[string]bool {
+	keys := map[string]bool{}
+	for _, set := range append([][]capacity.Requirement{p.Requirements}, p.Alternatives...) {
+		for _, r := range set {
+			keys[r.Key] = true
+		}
+	}
+	return keys
 }
 
 // namespaceGone says that the namespace does not exist or is being deleted, and the pod with it.

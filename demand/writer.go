@@ -114,6 +114,8 @@ type podState struct {
 	// written is when the request was last known to be right, for the pod's generation; zero: never.
 	written    time.Time
 	generation int64
+	// handed counts what was handed over, so that the outcome of a write is not taken for that of a later one.
+	handed int
 	// warned are the reasons of the events that the pod has.
 	warned map[string]struct{}
 }
@@ -170,9 +172,26 @@ func (w *Writer) Enqueue(pod *corev1.Pod, rejections []capacity.Rejection) {
 		return
 	}
 	s.pod, s.rejections, s.generation, s.wanted = pod, rejections, pod.Generation, true
+	s.handed++
 	if s.since.IsZero() {
 		s.since = w.opts.Clock.Now()
 	}
+	w.queue.Add(pod.UID)
+	w.observe()
+}
+
+// Verify has the pod's request compared with the pod again, because something around the pod has changed that the request
+// tells, as its group. It does nothing for a pod whose request is not written: that is yet to come.
+func (w *Writer) Verify(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.pods[pod.UID]
+	if s == nil || s.written.IsZero() && !s.wanted {
+		return
+	}
+	// A write that is under way may have read the old state: it does not count.
+	s.pod, s.generation, s.wanted, s.written = pod, pod.Generation, true, time.Time{}
+	s.handed++
 	w.queue.Add(pod.UID)
 	w.observe()
 }
@@ -184,6 +203,7 @@ func (w *Writer) Recheck() {
 	for uid, s := range w.pods {
 		if s.refused && s.pod != nil {
 			s.wanted = true
+			s.handed++
 			w.queue.Add(uid)
 		}
 	}
@@ -268,7 +288,7 @@ func (w *Writer) handle(ctx context.Context, uid types.UID) error {
 		w.mu.Unlock()
 		return nil
 	}
-	pod, rejections, since := s.pod, s.rejections, s.since
+	pod, rejections, since, handed := s.pod, s.rejections, s.since, s.handed
 	w.mu.Unlock()
 
 	if !w.opts.Pending(pod) {
@@ -280,7 +300,7 @@ func (w *Writer) handle(ctx context.Context, uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	w.finish(uid, s, pod, since, result)
+	w.finish(uid, s, handed, since, result)
 	return nil
 }
 
@@ -296,11 +316,11 @@ func (w *Writer) act(ctx context.Context, pod *corev1.Pod, rejections []capacity
 	if err := w.wait(ctx); err != nil {
 		return "", err
 	}
-	return w.write(ctx, pod)
+	return w.write(ctx, pod, decision.ExtraRequirements)
 }
 
-// finish notes the outcome, unless the pod was forgotten or has changed while the write was under way.
-func (w *Writer) finish(uid types.UID, s *podState, pod *corev1.Pod, since time.Time, result string) {
+// finish notes the outcome, unless the pod was forgotten or handed over again while the write was under way.
+func (w *Writer) finish(uid types.UID, s *podState, handed int, since time.Time, result string) {
 	w.count(result)
 	now := w.opts.Clock.Now()
 	if result == ResultCreated {
@@ -311,8 +331,8 @@ func (w *Writer) finish(uid types.UID, s *podState, pod *corev1.Pod, since time.
 		return
 	}
 	w.update(uid, s, func() {
-		if s.generation != pod.Generation {
-			return // Enqueue queued it again
+		if s.handed != handed {
+			return // it is queued again
 		}
 		s.wanted, s.since, s.refused = false, time.Time{}, result == ResultRefused
 		switch result {

@@ -29,8 +29,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"k8s.io/client-go/kubernetes"
-
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
@@ -76,9 +74,9 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 	if err != nil {
 		return err
 	}
-	clients, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	warnings, err := demand.EventsClient(mgr.GetConfig(), qps, burst)
 	if err != nil {
-		return fmt.Errorf("building a client of events: %w", err)
+		return err
 	}
 	logger := mgr.GetLogger().WithName(source)
 	groups, err := podgroups.New(mgr.GetConfig(), logger)
@@ -91,7 +89,7 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 	options := demand.Options{
 		Source:   source,
 		Requests: demand.NewRequests(rest),
-		Events:   demand.NewEvents(clients.EventsV1(), "drover.sh/"+source, hostname()),
+		Events:   demand.NewEvents(warnings, "drover.sh/"+source, hostname()),
 		Decide:   judge.Decide,
 		Describe: demand.Describer{Groups: groups, Volumes: judge.Volumes}.Profile,
 		Pending:  pendingIn(reader),
@@ -113,6 +111,10 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		Delay:  delayOf(opts.Config),
 		Clock:  opts.Clock,
 	}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, gangIndex, gangOf); err != nil {
+		return fmt.Errorf("indexing pods by their group: %w", err)
+	}
+	groups.OnChange(verifierOf(reader, writer))
 	for _, run := range []func(context.Context){writer.Run, groups.Run} {
 		// Runnables start when this replica leads, as the reconciler does, and the manager waits for them when it stops.
 		if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { run(ctx); return nil })); err != nil {
@@ -157,8 +159,10 @@ func servesFor(c configv1alpha1.BackstopConfig) func(*corev1.Pod) bool {
 
 func pendingIn(reader client.Reader) func(*corev1.Pod) bool {
 	return func(pod *corev1.Pod) bool {
+		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		defer cancel()
 		var now corev1.Pod
-		err := reader.Get(context.Background(), client.ObjectKeyFromObject(pod), &now)
+		err := reader.Get(ctx, client.ObjectKeyFromObject(pod), &now)
 		return err == nil && now.UID == pod.UID && now.DeletionTimestamp == nil &&
 			(now.Spec.NodeName == "" || unstarted(&now))
 	}

@@ -58,6 +58,7 @@ type Cache struct {
 	discovery discovery.ServerResourcesInterface
 	logger    klog.Logger
 	stores    map[string]*atomic.Pointer[cache.Store] // by API group
+	changed   func(key string)                        // nil: nobody wants to know
 }
 
 var _ demand.Groups = &Cache{}
@@ -87,6 +88,10 @@ func NewForClients(
 	}}
 }
 
+// OnChange sets what is called, with the key of KeyOf, when a group appears that was not known, or says something else of its
+// members. GroupOf gives the news by then. It is called in the goroutine that fills the Cache, and has to be set before Run.
+func (c *Cache) OnChange(changed func(key string)) { c.changed = changed }
+
 // Run watches both APIs, as soon as they exist, until ctx ends.
 func (c *Cache) Run(ctx context.Context) {
 	var watchers wait.Group
@@ -107,12 +112,36 @@ func (c *Cache) watch(ctx context.Context, gvr schema.GroupVersionResource) {
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: list,
 		ObjectType:    &unstructured.Unstructured{},
-		Handler:       cache.ResourceEventHandlerFuncs{},
+		Handler:       c.handler(gvr.Group),
 		Transform:     strip,
 	})
 	c.stores[gvr.Group].Store(&store)
 	c.logger.Info("Watching PodGroups", "resource", gvr)
 	controller.RunWithContext(ctx)
+}
+
+// handler tells of groups that came or changed. Most updates are about a group's status, which is nobody's business here. A
+// group that goes away takes nothing back: what is known of its members stays true.
+func (c *Cache) handler(group string) cache.ResourceEventHandler {
+	tell := func(u *unstructured.Unstructured) {
+		if c.changed != nil {
+			c.changed(group + "/" + u.GetNamespace() + "/" + u.GetName())
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			if u, ok := obj.(*unstructured.Unstructured); ok {
+				tell(u)
+			}
+		},
+		UpdateFunc: func(before, after any) {
+			a, okA := before.(*unstructured.Unstructured)
+			b, okB := after.(*unstructured.Unstructured)
+			if okA && okB && FactsOf(a) != FactsOf(b) {
+				tell(b)
+			}
+		},
+	}
 }
 
 // served reports whether the API server has the resource. Any doubt means not yet.

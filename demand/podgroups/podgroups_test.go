@@ -144,3 +144,29 @@ func TestCacheReadsTheAPIsThatExist(t *testing.T) {
 		}
 	}
 }
+
+func TestCacheTellsOfGroupsThatSaySomethingNew(t *testing.T) {
+	var told []string
+	c := NewForClients(nil, nil, klog.Background())
+	c.OnChange(func(key string) { told = append(told, key) })
+	h := c.handler(Coscheduling.Group)
+
+	status := coscheduling("g", int64(8), nil)
+	status.SetResourceVersion("2")
+	for _, step := range []struct {
+		name string
+		do   func()
+		want []string
+	}{
+		{"a new group", func() { h.OnAdd(coscheduling("g", int64(8), nil), false) }, []string{KeyOf(labelled("g"))}},
+		{"the same again", func() { h.OnUpdate(coscheduling("g", int64(8), nil), status) }, nil},
+		{"another minimum", func() { h.OnUpdate(status, coscheduling("g", int64(4), nil)) }, []string{KeyOf(labelled("g"))}},
+		{"the group goes", func() { h.OnDelete(status) }, nil},
+	} {
+		told = nil
+		step.do()
+		if diff := cmp.Diff(step.want, told); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+		}
+	}
+}

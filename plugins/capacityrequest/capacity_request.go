@@ -10,7 +10,8 @@
 // PostFilter plugins run in order until one answers Success. Listed under postFilter.enabled the plugin comes after
 // DefaultPreemption, and is called only where preemption cannot help: the right demand, because victims come back as demand
 // of their own. Before DefaultPreemption it also asks for pods that preemption serves; once those are bound their requests
-// count only where the node is the autoscaler's, so this costs launches that are dropped again, and nothing else. Beside
+// count only where the node is the autoscaler's, so this costs launches that are dropped again, and nothing else. In either
+// order it leaves a pod alone whose victims are still ending on the node that it was promised. Beside
 // Coscheduling it should come first, because Coscheduling's PostFilter takes back the members that wait on nodes.
 //
 // # Pod groups of Kubernetes itself
@@ -34,6 +35,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,6 +46,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/clock"
@@ -102,6 +105,10 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 	if err != nil {
 		return nil, err
 	}
+	warnings, err := demand.EventsClient(handle.KubeConfig(), args.QPS, int(args.Burst))
+	if err != nil {
+		return nil, err
+	}
 	logger := klog.LoggerWithName(klog.FromContext(ctx), Name)
 	groups, err := podgroups.New(handle.KubeConfig(), logger)
 	if err != nil {
@@ -111,7 +118,7 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 	offers := newTemplates(client, args.CapacityNamespace, func() { p.writer.Recheck() })
 	p, err = newPlugin(args, handle, parts{
 		requests:  demand.NewRequests(client),
-		events:    demand.NewEvents(handle.ClientSet().EventsV1(), "drover.sh/"+source, hostname()),
+		events:    demand.NewEvents(warnings, "drover.sh/"+source, hostname()),
 		groups:    groups,
 		templates: offers.List,
 		clock:     clock.RealClock{},
@@ -124,6 +131,7 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 	if s := p.writer.Suppressor(); s != nil {
 		run = append(run, func(ctx context.Context) { watchUpcomingNodes(ctx, client, args.CapacityNamespace, s) })
 	}
+	groups.OnChange(p.gangs.verify)
 	p.start(ctx, run...)
 	return p, nil
 }
@@ -185,7 +193,7 @@ func newPlugin(args *configv1alpha1.CapacityRequestArgs, handle fwk.Handle, with
 		handle:     handle,
 		namespaces: sets.New(args.Namespaces...),
 		writer:     writer,
-		gangs:      newGangs(informer.GetIndexer(), with.groups, writer.Enqueue, judge.Decide),
+		gangs:      newGangs(informer.GetIndexer(), with.groups, writer, judge.Decide),
 	}, nil
 }
 
@@ -222,10 +230,34 @@ func (p *CapacityRequest) PostFilter(
 		// Bound pods come here to be resized; a terminating pod needs nothing.
 	case p.writer.Settled(pod):
 		// Nothing is read but one map.
+	case p.roomIsMade(pod, statuses):
+		// Preemption has served the pod, and declines it until its victims are gone.
 	default:
 		p.handOver(pod, rejectionsOf(statuses, p.nodes()))
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
+}
+
+// roomIsMade reports whether pods that were preempted for this one are on their way out of the node that it was promised. It
+// is the test by which DefaultPreemption waits for them: then, too, the plugins after it are called.
+func (p *CapacityRequest) roomIsMade(pod *corev1.Pod, statuses fwk.NodeToStatusReader) bool {
+	name := pod.Status.NominatedNodeName
+	if name == "" || p.nodes() == nil || statuses.Get(name).Code() == fwk.UnschedulableAndUnresolvable {
+		return false
+	}
+	info, err := p.nodes().Get(name)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool {
+		victim := other.GetPod()
+		return victim.DeletionTimestamp != nil &&
+			corev1helpers.PodPriority(victim) < corev1helpers.PodPriority(pod) &&
+			slices.ContainsFunc(victim.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue &&
+					c.Reason == corev1.PodReasonPreemptionByScheduler
+			})
+	})
 }
 
 func (p *CapacityRequest) handOver(pod *corev1.Pod, rejections []capacity.Rejection) {
@@ -278,6 +310,7 @@ func judgeOf(handle fwk.Handle) *demand.Judge {
 	claims := factory.Core().V1().PersistentVolumeClaims().Lister()
 	volumes := factory.Core().V1().PersistentVolumes().Lister()
 	classes := factory.Storage().V1().StorageClasses().Lister()
+	nodes := factory.Core().V1().Nodes().Lister()
 	return &demand.Judge{
 		Volumes: demand.Volumes{
 			Claim: func(namespace, name string) (*corev1.PersistentVolumeClaim, error) {
@@ -289,6 +322,7 @@ func judgeOf(handle fwk.Handle) *demand.Judge {
 		Pods: func(namespace string) ([]*corev1.Pod, error) {
 			return pods.Pods(namespace).List(labels.Everything())
 		},
+		Node: nodes.Get,
 		ResourceClaim: func(namespace, name string) error {
 			if dra := handle.SharedDRAManager(); dra != nil {
 				_, err := dra.ResourceClaims().Get(namespace, name)

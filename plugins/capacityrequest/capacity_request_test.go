@@ -75,7 +75,12 @@ func (m *memory) Get(_ context.Context, _, name string) (*fleetv1alpha1.Capacity
 	return m.requests[name].DeepCopy(), nil
 }
 
-func (m *memory) Update(context.Context, *fleetv1alpha1.CapacityRequest) error { return nil }
+func (m *memory) Update(_ context.Context, r *fleetv1alpha1.CapacityRequest) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.requests[r.Name] = r.DeepCopy()
+	return nil
+}
 
 func (m *memory) Warn(_ context.Context, pod *corev1.Pod, reason, _ string, _ time.Time) error {
 	m.mu.Lock()
@@ -362,6 +367,59 @@ func TestOrderBesidePreemption(t *testing.T) {
 				t.Errorf("pods with a request (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPodThatWaitsForItsVictimsDoesNotAsk(t *testing.T) {
+	preemption := tf.RegisterPluginAsExtensions(defaultpreemption.Name,
+		func(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+			return defaultpreemption.New(ctx, defaultPreemptionArgs(), handle, feature.Features{})
+		}, "PostFilter")
+	ending := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		victim := st.MakePod().Namespace("ns").Name("victim").UID("victim").Node("a").Priority(1).Terminating().
+			Condition(corev1.DisruptionTarget, corev1.ConditionTrue, corev1.PodReasonPreemptionByScheduler).
+			Req(map[corev1.ResourceName]string{"cpu": "4"}).Obj()
+		for _, c := range change {
+			c(victim)
+		}
+		return victim
+	}
+	full := func(code fwk.Code) *fwk.Status {
+		return fwk.NewStatus(code, "Insufficient cpu").WithPlugin("NodeResourcesFit")
+	}
+	never := corev1.PreemptNever
+	for _, c := range []struct {
+		name   string
+		victim *corev1.Pod
+		status *fwk.Status
+		asks   bool
+	}{
+		{name: "room is being made", victim: ending(), status: full(fwk.Unschedulable)},
+		{name: "the node will not do any more", victim: ending(), status: full(fwk.UnschedulableAndUnresolvable), asks: true},
+		{name: "the pod that ends there is no victim", status: full(fwk.Unschedulable), asks: true,
+			victim: ending(func(p *corev1.Pod) { p.Status.Conditions = nil })},
+		{name: "nor is one that matters as much", status: full(fwk.Unschedulable), asks: true,
+			victim: ending(func(p *corev1.Pod) { *p.Spec.Priority = 10 })},
+	} {
+		for order, o := range map[string]rigOptions{
+			"before": {last: []tf.RegisterPluginFunc{preemption}}, "after": {first: []tf.RegisterPluginFunc{preemption}},
+		} {
+			t.Run(order+" preemption, "+c.name, func(t *testing.T) {
+				pod := pending("p").Priority(10).NominatedNodeName("a").Obj()
+				if c.asks {
+					pod.Spec.PreemptionPolicy = &never // so that preemption has nothing to offer in either order
+				}
+				o.nodes, o.pods = []*corev1.Node{node("a").Obj(), node("b").Obj()}, []*corev1.Pod{pod, c.victim}
+				r := newRig(t, o)
+				statuses := on(o.nodes, full(fwk.UnschedulableAndUnresolvable))
+				statuses.Set("a", c.status)
+				r.fail(t, pod, statuses)
+				r.settle(t)
+				if got := len(r.api.requests) > 0; got != c.asks {
+					t.Errorf("asks: %v, want %v", got, c.asks)
+				}
+			})
+		}
 	}
 }
 

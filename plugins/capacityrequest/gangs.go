@@ -27,7 +27,7 @@ type gangs struct {
 	queue   workqueue.TypedInterface[string]
 	indexer cache.Indexer
 	groups  demand.Groups
-	enqueue func(*corev1.Pod, []capacity.Rejection)
+	writer  *demand.Writer
 	decide  func(*corev1.Pod, []capacity.Rejection) capacity.Decision
 
 	mu     sync.Mutex
@@ -43,14 +43,14 @@ type gangFailure struct {
 }
 
 func newGangs(
-	indexer cache.Indexer, groups demand.Groups, enqueue func(*corev1.Pod, []capacity.Rejection),
+	indexer cache.Indexer, groups demand.Groups, writer *demand.Writer,
 	decide func(*corev1.Pod, []capacity.Rejection) capacity.Decision,
 ) *gangs {
 	return &gangs{
 		queue:   workqueue.NewTyped[string](),
 		indexer: indexer,
 		groups:  groups,
-		enqueue: enqueue,
+		writer:  writer,
 		decide:  decide,
 		failed:  map[string]gangFailure{},
 	}
@@ -75,6 +75,19 @@ func (g *gangs) fail(key string, f gangFailure) {
 	g.queue.Add(key)
 }
 
+// verify has the requests of the gang's members compared with what its PodGroup says now. Members are often seen before it.
+func (g *gangs) verify(key string) {
+	objs, err := g.indexer.ByIndex(gangIndex, key)
+	if err != nil {
+		return // the index is there from the start
+	}
+	for _, obj := range objs {
+		if pod, ok := obj.(*corev1.Pod); ok && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
+			g.writer.Verify(pod)
+		}
+	}
+}
+
 func (g *gangs) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, g.queue.ShutDown)
 	defer stop()
@@ -95,18 +108,18 @@ func (g *gangs) next() bool {
 	g.mu.Unlock()
 
 	if !g.decide(f.member, f.rejections).Request {
-		g.enqueue(f.member, f.rejections) // the writer tells it why
+		g.writer.Enqueue(f.member, f.rejections) // the writer tells it why
 		return true
 	}
 	members, hopeless, enough := g.members(key, f)
 	if enough {
-		g.enqueue(f.member, f.rejections)
+		g.writer.Enqueue(f.member, f.rejections)
 		for _, pod := range members {
-			g.enqueue(pod, nil)
+			g.writer.Enqueue(pod, nil)
 		}
 	}
 	for _, pod := range hopeless {
-		g.enqueue(pod, nil) // may never come to PostFilter itself, and is told why here
+		g.writer.Enqueue(pod, nil) // may never come to PostFilter itself, and is told why here
 	}
 	return true
 }

@@ -1,12 +1,15 @@
 package capacityrequest
 
 import (
+	"context"
+	"maps"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	fwk "k8s.io/kube-scheduler/framework"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
@@ -14,6 +17,7 @@ import (
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/demand"
+	"github.com/drover-sh/drover/demand/podgroups"
 )
 
 func sorted(names []string) []string {
@@ -129,4 +133,45 @@ func TestGangIsOneGroup(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("groups (-want +got):\n%s", diff)
 	}
+}
+
+func TestPodGroupThatComesLateReachesTheRequestsOfItsMembers(t *testing.T) {
+	pods := []*corev1.Pod{member("m0").Obj(), member("m1").Obj(), member("bound").Node("a").Obj(), pending("other").Obj()}
+	nodes := []*corev1.Node{node("a").Obj()}
+	groups := groupTable{}
+	r := newRig(t, rigOptions{pods: pods, nodes: nodes, groups: groups})
+	r.plugin.PostFilter(t.Context(), nil, pods[0], on(nodes, noCPU()))
+	r.plugin.PostFilter(t.Context(), nil, pods[3], on(nodes, noCPU()))
+	r.plugin.start(t.Context())
+	defer r.plugin.Close()
+	minCounts := func(want map[string]int32) {
+		t.Helper()
+		got := map[string]int32{}
+		err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+			r.api.mu.Lock()
+			defer r.api.mu.Unlock()
+			clear(got)
+			for _, request := range r.api.requests {
+				got[request.OwnerReferences[0].Name] = 0
+				if g := request.Spec.Group; g != nil {
+					got[request.OwnerReferences[0].Name] = g.MinCount
+				}
+			}
+			return maps.Equal(want, got), nil
+		})
+		if err != nil {
+			t.Errorf("minimum of each request (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	}
+	minCounts(map[string]int32{"m0": 0, "m1": 0, "other": 0})
+
+	groups["train"] = demand.GroupFacts{MinCount: 2}
+	r.plugin.gangs.verify(podgroups.KeyOf(pods[0]))
+	minCounts(map[string]int32{"m0": 2, "m1": 2, "other": 0})
+
+	t.Run("and so does what it says later", func(t *testing.T) {
+		groups["train"] = demand.GroupFacts{MinCount: 3}
+		r.plugin.gangs.verify(podgroups.KeyOf(pods[0]))
+		minCounts(map[string]int32{"m0": 3, "m1": 3, "other": 0})
+	})
 }
