@@ -198,6 +198,13 @@ type running struct {
 // operate starts an operator, as another process would, and ends it with the test.
 func operate(t *testing.T, conn *grpc.ClientConn, config *configv1alpha1.ManagerConfiguration, change ...func(*Options)) *running {
 	t.Helper()
+	return operateAs(t, conn, config, func(*ctrl.Options) {}, change...)
+}
+
+// operateAs is operate with a manager that is different.
+func operateAs(t *testing.T, conn *grpc.ClientConn, config *configv1alpha1.ManagerConfiguration, as func(*ctrl.Options),
+	change ...func(*Options)) *running {
+	t.Helper()
 	w := &writes{count: map[string]int{}}
 	restConfig := rest.CopyConfig(apiServer)
 	restConfig.QPS = -1
@@ -206,13 +213,15 @@ func operate(t *testing.T, conn *grpc.ClientConn, config *configv1alpha1.Manager
 	if os.Getenv("VERBOSE") != "" {
 		log = testr.New(t)
 	}
-	mgr, err := ctrl.NewManager(restConfig, ctrl.Options{
+	options := ctrl.Options{
 		Scheme:     testScheme(),
 		Logger:     log,
 		Cache:      CacheOptions(config.Namespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
-	})
+	}
+	as(&options)
+	mgr, err := ctrl.NewManager(restConfig, options)
 	if err != nil {
 		t.Fatal(err)
 	}
