@@ -11,7 +11,8 @@ import (
 // Rejection is one way in which the scheduler turned nodes down, as it tells a PostFilter plugin. The scheduler
 // records only the first filter that failed on a node, so that what a rejection does not say is not known to be met.
 type Rejection struct {
-	// Plugin that rejected. Empty: a PreFilterResult left the nodes out before any plugin looked at them.
+	// Plugin that rejected. Empty: a PreFilterResult left the nodes out before any plugin looked at them, an extender
+	// rejected, or nobody knows.
 	Plugin string
 	// Reason in the plugin's words.
 	Reason string
@@ -191,8 +192,8 @@ func notWaiting(pod *corev1.Pod) *Decision {
 	case pod.Spec.NodeName != "" && resizing(pod):
 		return silent(ReasonResizing, "the pod is on node %q and is only being resized", pod.Spec.NodeName)
 	case pod.Spec.NodeName != "":
-		return no(ReasonNodeNameSet, "spec.nodeName is %q: no scheduler places the pod, and it can run on that node only; "+
-			"create it again without spec.nodeName", pod.Spec.NodeName)
+		return no(ReasonNodeNameSet, "spec.nodeName is %q, so no scheduler places the pod and it can run on that node "+
+			"only; create it again without spec.nodeName", pod.Spec.NodeName)
 	case len(pod.Spec.SchedulingGates) > 0:
 		return silent(ReasonGated, "the pod is held by the scheduling gate %q", pod.Spec.SchedulingGates[0].Name)
 	}
@@ -223,9 +224,11 @@ func tied(pod *corev1.Pod, profile Profile) *Decision {
 	if slices.ContainsFunc(requirementSetsOf(&pod.Spec), func(set []Requirement) bool {
 		return slices.ContainsFunc(set, namesNodes)
 	}) {
-		return no(ReasonTiedToNode, "the pod's node selector or affinity asks for %s: no new node has that name", names)
+		return no(ReasonTiedToNode, "the pod's node selector or affinity asks for %s, and no new node has that name; "+
+			"correct it", names)
 	}
-	return no(ReasonTiedToNode, "a volume of the pod is on a node itself (%s): the pod can run there only", names)
+	return no(ReasonTiedToNode, "a volume of the pod is on a node itself (%s), and the pod can run there only; "+
+		"make room there, or use another volume", names)
 }
 
 func namesNodes(r Requirement) bool {

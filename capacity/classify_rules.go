@@ -64,10 +64,15 @@ type rule struct {
 // That TaintToleration, NodeAffinity, volumes and missing topology labels help only where a template matches is not
 // said here: a new node has to pass every filter, so the templates are held against the whole profile.
 var rules = map[string][]rule{
-	// A PreFilterResult of the scheduler's own comes from affinity to node names only, and is found in the pod.
-	// Another plugin's may or may not let new nodes in.
-	"": {{effect: unchanged, reason: ReasonNodesExcluded,
-		advice: "a scheduler plugin admits named nodes only, and new nodes are none of them"}},
+	// A PreFilterResult of the scheduler's own comes from affinity to node names and volumes on nodes, and is found in the
+	// pod and its volumes. Another plugin's may or may not let new nodes in. What an extender says has no plugin either.
+	"": {
+		{contains: "didn't satisfy plugin", effect: unchanged, reason: ReasonNodesExcluded,
+			advice: "a scheduler plugin admits named nodes only, and new nodes are none of them"},
+		{contains: "filtered out by the prefilter result", effect: unchanged, reason: ReasonNodesExcluded,
+			advice: "a scheduler plugin admits named nodes only, and new nodes are none of them"},
+		{effect: helps},
+	},
 	pluginNodeResourcesFit: {
 		{contains: "SidecarContainers", effect: never, reason: ReasonPodInvalid,
 			advice: "the scheduler does not support sidecar containers"},

@@ -91,6 +91,7 @@ func TestClassify(t *testing.T) {
 				ReasonNewNodeHelps, ""},
 			{"a plugin that nobody here knows", waitingPod(), by("NodeResourceTopologyMatch", "cannot align pod"),
 				ReasonNewNodeHelps, ""},
+			{"an extender", waitingPod(), by("", "no GPU slice is free"), ReasonNewNodeHelps, "no GPU slice is free (1 nodes)"},
 			{"a gang that failed lately", waitingPod(), by(pluginCoscheduling, "podGroup shop/g failed recently"),
 				ReasonNewNodeHelps, ""},
 		}},

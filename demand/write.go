@@ -39,6 +39,7 @@ func (w *Writer) write(ctx context.Context, pod *corev1.Pod, around []capacity.R
 	err = w.opts.Requests.Create(ctx, request)
 	switch {
 	case err == nil:
+		w.opts.Logger.V(2).Info("Asked for capacity", "pod", klog.KObj(pod), "capacityRequest", klog.KObj(request))
 		return ResultCreated, nil
 	case apierrors.IsAlreadyExists(err):
 		return w.verify(ctx, pod, request)
@@ -95,6 +96,7 @@ func (w *Writer) warn(ctx context.Context, pod *corev1.Pod, reason, note string)
 		return nil
 	}
 	unhelpable.WithLabelValues(w.opts.Source, reason).Inc()
+	w.opts.Logger.V(2).Info("Asked for no capacity", "pod", klog.KObj(pod), "reason", reason, "note", note)
 	if w.opts.Events == nil {
 		return nil
 	}

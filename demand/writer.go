@@ -297,6 +297,7 @@ func (w *Writer) handle(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	result, err := w.act(ctx, pod, rejections)
+	w.releaseForgotten(uid)
 	if err != nil {
 		return err
 	}
@@ -317,6 +318,18 @@ func (w *Writer) act(ctx context.Context, pod *corev1.Pod, rejections []capacity
 		return "", err
 	}
 	return w.write(ctx, pod, decision.ExtraRequirements)
+}
+
+// releaseForgotten takes back the room that a write promised to a pod which was forgotten meanwhile: nobody else would.
+func (w *Writer) releaseForgotten(uid types.UID) {
+	if w.opts.Suppressor == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pods[uid] == nil {
+		w.opts.Suppressor.Release(uid)
+	}
 }
 
 // finish notes the outcome, unless the pod was forgotten or handed over again while the write was under way.

@@ -3,7 +3,8 @@
 // any node, and failures after the filters.
 //
 // It reads what the scheduler says of a pod (condition PodScheduled=False, reason Unschedulable) and decides from the pod, its
-// volumes and the AvailableCapacity templates; what each node objected to is not in the API. It writes through package demand
+// volumes and the AvailableCapacity templates; of what each node objected to, the API has only the condition's message, and from
+// it the back-stop takes what would speak against a request: a gang that is not complete, a device that is in use. It writes through package demand
 // under the names that the plugin uses, and later than the plugin by Delay, so that both at once make one request.
 //
 // A pod that was created with spec.nodeName is no scheduler's. Where that node does not exist, the back-stop is the one that

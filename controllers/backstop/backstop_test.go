@@ -96,10 +96,14 @@ func TestPodThatNoNodeHelpsGetsOneEventAndNoRequest(t *testing.T) {
 	} {
 		unschedulable(t, c, pod)
 	}
+	rejected(t, c, builders.Pod(ns, "device").Requests("cpu", "1").Obj(), "0/3 nodes are available: resourceclaim in use.")
+	rejected(t, c, builders.Pod(ns, "gang").Requests("cpu", "1").Obj(), "0/3 nodes are available: pre-filter pod gang cannot "+
+		"find enough sibling pods, current pods number: 1, minMember of group: 4.") // waits in silence
 	want := map[string]string{
 		"claim":    capacity.ReasonVolumeClaimMissing,
 		"affinity": capacity.ReasonNoMatchingPods,
 		"tied":     capacity.ReasonTiedToNode,
+		"device":   capacity.ReasonResourceClaimInUse,
 	}
 	got := map[string]string{}
 	eventually(t, "an event for every pod", func(ctx context.Context) (bool, error) {

@@ -52,7 +52,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if pod.Spec.NodeName != "" {
 		return ctrl.Result{}, r.warnWithoutNode(ctx, pod)
 	}
-	r.Writer.Enqueue(pod, nil)
+	r.Writer.Enqueue(pod, capacity.RejectionsOfMessage(scheduled(pod).Message))
 	return ctrl.Result{RequeueAfter: r.again()}, nil
 }
 

@@ -121,13 +121,19 @@ func create(t *testing.T, c client.Client, obj client.Object) {
 	}
 }
 
-// unschedulable creates the pod and says of it what a scheduler would.
+// unschedulable creates the pod and says of it what a scheduler would where there is no node.
 func unschedulable(t *testing.T, c client.Client, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	return rejected(t, c, pod, "no nodes available to schedule pods")
+}
+
+// rejected creates the pod and says of it what a scheduler would.
+func rejected(t *testing.T, c client.Client, pod *corev1.Pod, message string) *corev1.Pod {
 	t.Helper()
 	create(t, c, pod)
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
-		Message: "no nodes available to schedule pods", LastTransitionTime: metav1.Now(),
+		Message: message, LastTransitionTime: metav1.Now(),
 	}}
 	if err := c.Status().Update(t.Context(), pod); err != nil {
 		t.Fatal(err)
