@@ -121,14 +121,16 @@ func TestSuppressorForgetsEverything(t *testing.T) {
 }
 
 func TestPodThatIsForgottenDuringItsWriteHoldsNoRoom(t *testing.T) {
-	api, room := newFakeAPI(), NewSuppressor()
-	w := newTestWriter(t, api, func(o *Options) { o.Suppressor = room })
-	api.fail = func(int) error {
-		w.Forget("uid-web-0")
-		return nil
-	}
+	room := NewSuppressor()
+	var w *Writer
+	w = newTestWriter(t, newFakeAPI(), func(o *Options) {
+		o.Suppressor = room
+		o.Describe = func(pod *corev1.Pod) capacity.Profile {
+			w.Forget(pod.UID)
+			return capacity.ProfileOfPod(pod)
+		}
+	})
 	w.Enqueue(pod("web-0"), nil)
-	// The pod is forgotten after its profile was looked at and before its request is written.
 	work(t, w)
 	if len(room.pods) != 0 || len(room.unplaced) != 0 {
 		t.Errorf("%d pods and %d places in line are left of a pod that is gone", len(room.pods), len(room.unplaced))
