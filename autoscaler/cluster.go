@@ -25,6 +25,7 @@ type cluster struct {
 	Reclaims []*reclaim
 	Grants   []grant
 	surplus  map[place]surplusAges
+	unrest   unrest
 
 	// unserved says why the provider gives it nothing, until unservedUntil; then it is tried again.
 	unserved      string

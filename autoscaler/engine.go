@@ -349,7 +349,7 @@ func (e *Engine) deadline(now time.Time) (next time.Time) {
 		}
 		for _, ages := range c.surplus {
 			for _, since := range ages {
-				at(since.Add(e.policy.ConsolidationDelay))
+				at(since.Add(c.unrest.delay(e.policy.ConsolidationDelay)))
 			}
 		}
 		for _, m := range c.machines {

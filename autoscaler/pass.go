@@ -25,6 +25,7 @@ func (e *Engine) Pass(now time.Time) {
 	ids := slices.Sorted(maps.Keys(e.clusters))
 	for _, id := range ids {
 		e.expire(now, e.clusters[id])
+		e.calm(now, e.clusters[id])
 	}
 
 	in := capacity.Input{Offerings: e.stock(now)}
@@ -308,6 +309,7 @@ func (e *Engine) launch(now time.Time, plan capacity.Plan, offerings []capacity.
 				maps.Copy(m.Labels, d.Labels)
 			}
 		}
+		e.launching(now, c, l)
 		e.adopt(c, m)
 		e.call(m)
 		e.note(c.id, m.ID, "", Requested, "for "+describe(l))

@@ -155,7 +155,7 @@ func (e *Engine) adjust(now time.Time, c *cluster, r *reclaim, set capacity.Recl
 	ages := c.surplus[at].resize(spare, now)
 	c.surplus[at] = ages
 	r.Want = min(r.Want, int32(spare))
-	ripe := ages.ripe(now, e.policy.ConsolidationDelay)
+	ripe := ages.ripe(now, c.unrest.delay(e.policy.ConsolidationDelay))
 	if more := min(ripe-r.Want, c.allowance(now, e.policy.MaxReclaimsPerMinute)); more > 0 {
 		r.Want += more
 		r.Reason = set.Reason
@@ -192,6 +192,7 @@ func (e *Engine) terminateDrained(now time.Time, c *cluster) {
 	for _, m := range c.sorted() {
 		if m.State == Reclaiming && m.Drained {
 			e.terminate(now, c, m, "drained")
+			c.unrest.gaveBack(now, c.rollUp)
 		}
 	}
 	e.endReclaims(now, c)

@@ -33,7 +33,9 @@ type world struct {
 	policy Policy
 	runner *Runner
 	// wrap lets a test put something between runner and provider.
-	wrap      func(provider.Interface) provider.Interface
+	wrap func(provider.Interface) provider.Interface
+	// plan is the planner; nil: the real one.
+	plan      func(capacity.Input) capacity.Plan
 	operators map[string]*operator
 	ids       int
 	// onTurn is called after each turn.
@@ -111,7 +113,11 @@ func (w *world) start() {
 	if w.wrap != nil {
 		through = w.wrap(p)
 	}
-	engine := NewEngine(w.policy, capacity.MakePlan, func() string { w.ids++; return fmt.Sprintf("%010d", w.ids) })
+	plan := capacity.MakePlan
+	if w.plan != nil {
+		plan = w.plan
+	}
+	engine := NewEngine(w.policy, plan, func() string { w.ids++; return fmt.Sprintf("%010d", w.ids) })
 	r := NewRunner(engine, w.store, through, w.clock, logr.Discard(), prometheus.NewRegistry())
 	if err := r.Restore(context.Background()); err != nil {
 		w.t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 	"github.com/drover-sh/drover/autoscaler/provider"
 	"github.com/drover-sh/drover/autoscaler/provider/providertest"
 	"github.com/drover-sh/drover/capacity"
@@ -309,6 +310,25 @@ func TestTheExampleIsValid(t *testing.T) {
 		gpu.Taints[0].Key != "nvidia.com/gpu" || gpu.Domains[0].Available != 64 ||
 		gpu.Domains[0].Labels["topology.kubernetes.io/rack"] == "" || gpu.Labels["accelerator-type"] != "nvidia-h100-80gb" {
 		t.Errorf("the first offering is %+v", gpu)
+	}
+}
+
+// A kubelet says of every node what system it runs on, and pods select by it.
+func TestOfferingsTellTheirSystem(t *testing.T) {
+	for want, labels := range map[string]map[string]string{
+		"linux/amd64": nil, "linux/arm64": {corev1.LabelArchStable: "arm64"},
+	} {
+		o, err := offeringOf(&configv1alpha1.Offering{Name: "o", Labels: labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.Labels[corev1.LabelOSStable] + "/" + o.Labels[corev1.LabelArchStable]; got != want {
+			t.Errorf("the offering says %s, want %s", got, want)
+		}
+		n := node(provider.Request{Ref: provider.Ref{ID: "m", Cluster: "c"}, Labels: o.Labels})
+		if got := n.Status.NodeInfo.OperatingSystem + "/" + n.Labels[corev1.LabelArchStable]; got != want {
+			t.Errorf("its node says %s, want %s", got, want)
+		}
 	}
 }
 

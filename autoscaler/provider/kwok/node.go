@@ -48,7 +48,10 @@ func node(request provider.Request) *corev1.Node {
 		Spec: corev1.NodeSpec{ProviderID: ProviderID(request.Ref), Taints: request.Taints},
 		Status: corev1.NodeStatus{
 			Capacity: resources, Allocatable: resources.DeepCopy(),
-			NodeInfo: corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64", KubeletVersion: "kwok"},
+			NodeInfo: corev1.NodeSystemInfo{
+				OperatingSystem: request.Labels[corev1.LabelOSStable], Architecture: request.Labels[corev1.LabelArchStable],
+				KubeletVersion: "kwok",
+			},
 		},
 	}
 	if n.Labels == nil {
@@ -57,8 +60,6 @@ func node(request provider.Request) *corev1.Node {
 	n.Labels[LabelMachine] = request.ID
 	n.Labels[labelType] = typeKWOK
 	n.Labels[corev1.LabelHostname] = n.Name
-	n.Labels[corev1.LabelOSStable] = "linux"
-	n.Labels[corev1.LabelArchStable] = "amd64"
 	return n
 }
 

@@ -42,7 +42,8 @@ func offeringOf(in *configv1alpha1.Offering) (provider.Offering, error) {
 	if err != nil {
 		return provider.Offering{}, err
 	}
-	labels := map[string]string{}
+	// What a kubelet puts on its node. A pod that selects its system by label has to find the offering, too.
+	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
 	maps.Copy(labels, in.Labels)
 	labels[corev1.LabelInstanceTypeStable] = in.InstanceType
 	out := provider.Offering{
