@@ -11,13 +11,13 @@ import (
 	"github.com/drover-sh/drover/internal/builders"
 )
 
-// lastReport is the last thing that was reported of a machine.
-func (s *scripted) lastReport(machine string) *fleetpb.MachineObservation {
+// report is the last report of a machine in a state.
+func (s *scripted) report(machine, state string) *fleetpb.MachineObservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var last *fleetpb.MachineObservation
 	for _, o := range s.reports {
-		if o.Id == machine {
+		if o.Id == machine && o.State == state {
 			last = o
 		}
 	}
@@ -52,15 +52,7 @@ func TestADrainEndsAtAPodThatMustStay(t *testing.T) {
 			autoscaler.say(&fleetpb.FeedState{Reclaims: []*fleetpb.Reclaim{{Id: "r-1", Candidates: candidates(1), Count: 1}}})
 			wantReported(t, autoscaler, "m-00", stateKept)
 			eventually(t, func() error { got := marked(t, c); return is(len(got) == 0, "still under reclaim: %v", got) })
-			var kept *fleetpb.MachineObservation
-			autoscaler.set(func(s *scripted) {
-				for _, o := range s.reports {
-					if o.State == stateKept {
-						kept = o
-					}
-				}
-			})
-			if kept.ReclaimId != "r-1" || !strings.Contains(kept.Message, test.want) {
+			if kept := autoscaler.report("m-00", stateKept); kept.ReclaimId != "r-1" || !strings.Contains(kept.Message, test.want) {
 				t.Errorf("the report is %v, want one that says %q", kept, test.want)
 			}
 			if n := op.writes.of("/eviction"); n != 0 {
@@ -81,7 +73,7 @@ func TestACandidateWithoutANodeIsAnsweredFor(t *testing.T) {
 		Reclaims: []*fleetpb.Reclaim{{Id: "r-1", Candidates: []string{"m-00", "m-01", "m-02", "m-03"}, Count: 2}},
 	})
 	wantReported(t, autoscaler, "m-00", stateKept)
-	if o := autoscaler.lastReport("m-00"); o.ReclaimId != "r-1" || !strings.Contains(o.Message, "no node") {
+	if o := autoscaler.report("m-00", stateKept); o.ReclaimId != "r-1" || !strings.Contains(o.Message, "no node") {
 		t.Errorf("the report is %v", o)
 	}
 	// The autoscaler leaves out what was answered for, and asks for what there is.

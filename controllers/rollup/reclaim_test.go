@@ -286,10 +286,7 @@ func TestNodeIsKeptWhileItsPodsFitNowhere(t *testing.T) {
 	op := operate(t, conn, testConfig())
 	autoscaler.say(&fleetpb.FeedState{Reclaims: []*fleetpb.Reclaim{{Id: "r-1", Candidates: candidates(1), Count: 1}}})
 	wantReported(t, autoscaler, "m-00", stateKept)
-	autoscaler.mu.Lock()
-	kept := autoscaler.reports[len(autoscaler.reports)-1]
-	autoscaler.mu.Unlock()
-	if kept.ReclaimId != "r-1" || !strings.Contains(kept.Message, "default/b fits on no other node: 1 have too little free") {
+	if kept := autoscaler.report("m-00", stateKept); kept.ReclaimId != "r-1" || !strings.Contains(kept.Message, "default/b fits on no other node: 1 have too little free") {
 		t.Errorf("the report is %v, want the instruction and the pod that cannot move", kept)
 	}
 	if got := op.writes.of("PATCH /api/v1/nodes"); got != 0 {
