@@ -106,6 +106,8 @@ func TestClassify(t *testing.T) {
 				ReasonNewNodeHelps, ""},
 			{"affinity, template matches", waitingPod().NodeSelector(zone, "b"), withOfferings(said(wrongAffinity)),
 				ReasonNewNodeHelps, ""},
+			{"the system, of which no template speaks", waitingPod().NodeSelector(corev1.LabelOSStable, "linux").
+				NodeSelector(corev1.LabelArchStable, "arm64"), withOfferings(said(wrongAffinity)), ReasonNewNodeHelps, ""},
 			{"affinity, second alternative matches", waitingPod().
 				NodeAffinity(builders.NodeExpr("accelerator", corev1.NodeSelectorOpIn, "h200")).
 				NodeAffinity(builders.NodeExpr(zone, corev1.NodeSelectorOpNotIn, "a", "b")),

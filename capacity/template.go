@@ -44,7 +44,8 @@ func TemplateOf(ac *fleetv1alpha1.AvailableCapacity) Template {
 }
 
 // CouldMeet reports whether a node of the kind can meet the requirement. A label that the template does not mention
-// is not there, except for the hostname, which every node has and nobody knows beforehand.
+// is not there, except for those that a kubelet puts on every node: the hostname, which nobody knows beforehand, and the
+// system, which may be the one that is asked for.
 func (t Template) CouldMeet(r Requirement) bool {
 	if _, known := t.Labels[r.Key]; known {
 		return r.Matches(t.Labels)
@@ -62,7 +63,14 @@ func (t Template) CouldMeet(r Requirement) bool {
 			return false
 		}
 	}
-	return mentioned || r.Matches(nil)
+	switch {
+	case mentioned:
+		return true
+	case r.Key == corev1.LabelOSStable || r.Key == corev1.LabelArchStable:
+		return r.Operator != OperatorDoesNotExist
+	default:
+		return r.Matches(nil)
+	}
 }
 
 // overlaps reports whether a node that meets what a template promises of a label can meet what is asked of it as
