@@ -43,9 +43,9 @@ type drainReconciler struct {
 	held     map[string]time.Time // drained nodes whose instruction is gone, and since when
 }
 
-// reclaimSettings are the durations of ReclaimConfig.
+// reclaimSettings are the durations of ReclaimConfig, and what follows from none of them.
 type reclaimSettings struct {
-	settle, evictionRetry, deadline, hold time.Duration
+	settle, evictionRetry, deadline, hold, evictionTimeout time.Duration
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -181,17 +181,14 @@ func (r *drainReconciler) evict(ctx context.Context, node *corev1.Node, left []*
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
-		err := r.client.SubResource("eviction").Create(ctx, pod.DeepCopy(), &policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
-		})
+		err := r.evictOne(ctx, pod)
 		result := "evicted"
 		switch {
 		case err == nil:
 			r.log.Info("A pod is evicted", "pod", client.ObjectKeyFromObject(pod), "node", node.Name)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			result = "gone"
-		case apierrors.IsTooManyRequests(err):
+		case apierrors.IsTooManyRequests(err), errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 			result, again = "refused", true
 			r.log.V(1).Info("An eviction is refused; it is tried again", "pod", client.ObjectKeyFromObject(pod),
 				"node", node.Name, "reason", err.Error())
@@ -212,6 +209,17 @@ func (r *drainReconciler) evict(ctx context.Context, node *corev1.Node, left []*
 		return ctrl.Result{RequeueAfter: max(r.config.deadline-r.clock.Since(t.TimeAdded.Time), 0) + time.Second}, nil
 	}
 	return ctrl.Result{}, nil
+}
+
+// evictOne asks for one pod's eviction. Where the API server says when to come again, as it does for a budget that has not
+// been looked at yet, the client waits and repeats by itself for minutes; a worker has better things to do.
+func (r *drainReconciler) evictOne(ctx context.Context, pod *corev1.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, r.config.evictionTimeout)
+	defer cancel()
+	return r.client.SubResource("eviction").Create(ctx, pod.DeepCopy(), &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+	})
 }
 
 // withdraw puts a node back to service whose instruction is not listed any more. A node that may have been reported

@@ -1,10 +1,18 @@
 package rollup
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	fleetpb "github.com/drover-sh/drover/api/rpc/fleet/v1alpha1"
@@ -59,6 +67,25 @@ func TestADrainEndsAtAPodThatMustStay(t *testing.T) {
 				t.Errorf("%d evictions", n)
 			}
 		})
+	}
+}
+
+// An eviction that the API server puts off is a refusal like any other: the worker comes back to it.
+func TestAnEvictionThatIsPutOffHoldsNoWorker(t *testing.T) {
+	metrics, err := NewMetrics(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fake.NewClientBuilder().WithScheme(testScheme()).WithInterceptorFuncs(interceptor.Funcs{
+		SubResourceCreate: func(ctx context.Context, _ client.Client, _ string, _, _ client.Object, _ ...client.SubResourceCreateOption) error {
+			<-ctx.Done()
+			return fmt.Errorf("waiting to try again: %w", ctx.Err())
+		}}).Build()
+	r := &drainReconciler{client: c, metrics: metrics, log: logr.Discard(),
+		config: reclaimSettings{evictionTimeout: time.Millisecond, evictionRetry: 7 * time.Second}}
+	result, err := r.evict(t.Context(), underReclaim(0, "r-1"), []*corev1.Pod{replica("a", "node-00").Obj()})
+	if err != nil || result.RequeueAfter != 7*time.Second {
+		t.Errorf("got %v, %v, want another look after the pause", result, err)
 	}
 }
 

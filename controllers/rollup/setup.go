@@ -65,6 +65,8 @@ const (
 
 	// defaultSilence is how long the feed may be quiet. The autoscaler repeats its state on a period well below.
 	defaultSilence = 2 * time.Minute
+	// evictionTimeout bounds one call of the Eviction API.
+	evictionTimeout = 5 * time.Second
 	// holdDrained is how long a drained node whose instruction is gone is given to disappear.
 	holdDrained = time.Minute
 )
@@ -217,7 +219,7 @@ func addFeed(mgr manager.Manager, opts Options, metrics *Metrics) error {
 		refused: refused, marks: map[string]mark{}}
 	o.drains = &drainReconciler{client: c, live: mgr.GetAPIReader(), feed: o.feed, reports: o.reports, refused: refused,
 		config: reclaimSettings{settle: cfg.SettleTime.Duration, evictionRetry: cfg.EvictionRetry.Duration,
-			deadline: cfg.DrainDeadline.Duration, hold: opts.HoldDrained},
+			deadline: cfg.DrainDeadline.Duration, hold: opts.HoldDrained, evictionTimeout: evictionTimeout},
 		clock: opts.Clock, metrics: metrics, log: log.WithName("drain"),
 		onEnd:    func() { o.chooseTrigger.add(chooseKey) },
 		draining: map[string]bool{}, held: map[string]time.Time{}}
