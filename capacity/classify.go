@@ -65,7 +65,8 @@ func (p Profile) WithVolumes(volumes []Volume) Profile {
 type Affinity struct {
 	// Matched: at least one such pod has a node.
 	Matched bool
-	// Domains are the values of the term's topology key where they stand; none: not known.
+	// Domains are the values of the term's topology key where they stand; none: not known, or left open because the pods
+	// are of the pod's own set, whose group says that they stay together.
 	Domains []string
 }
 
@@ -235,14 +236,14 @@ func namesNodes(r Requirement) bool {
 	return r.Key == fieldNodeName || r.Key == corev1.LabelHostname && r.Operator == OperatorIn
 }
 
-// extraRequirements are the domains of the pods that the pod has to stand with. For a set of pods that follow each other
-// the group says the same, without naming a domain.
+// extraRequirements are the domains of the pods that the pod has to stand with, where they are known.
 func extraRequirements(pod *corev1.Pod, facts Facts) []Requirement {
 	var reqs []Requirement
 	terms := requiredAffinity(pod)
 	if len(facts.Affinity) == len(terms) {
 		for i := range terms {
-			if a := facts.Affinity[i]; len(a.Domains) > 0 && !matchesSelf(&terms[i], pod) {
+			// A domain of one node is judged by affinityForbids: no request can be met there.
+			if a := facts.Affinity[i]; len(a.Domains) > 0 && terms[i].TopologyKey != corev1.LabelHostname {
 				reqs = append(reqs, Requirement{Key: terms[i].TopologyKey, Operator: OperatorIn, Values: a.Domains})
 			}
 		}

@@ -104,23 +104,26 @@ func (j *Judge) heldElsewhere(pod *corev1.Pod) bool {
 }
 
 // affinity finds the pods that the pod's required affinity selects: as for the scheduler, those that match all of its terms.
-// It looks only where the answer can decide: a pod that meets its own terms may be the first of its set, wherever others
-// stand, unless they share a node. Namespaces that are selected by label are not known here.
+// Namespaces that are selected by label are not known here.
+//
+// A pod that meets its own terms follows its set. Where that stands is named only if some of it is on a node that the
+// autoscaler does not own: of the rest the autoscaler knows, and a choice that is still open stays so.
 func (j *Judge) affinity(pod *corev1.Pod) []capacity.Affinity {
 	if j.Pods == nil || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAffinity == nil {
 		return nil
 	}
 	terms := pod.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	if !slices.ContainsFunc(terms, func(t corev1.PodAffinityTerm) bool { return decides(&t, pod) }) {
-		return nil
-	}
 	selected, known := j.selected(pod, terms)
 	if !known {
 		return nil
 	}
+	nodes, static := j.nodesOf(selected)
 	out := make([]capacity.Affinity, len(terms))
 	for i := range terms {
-		out[i] = capacity.Affinity{Matched: len(selected) > 0, Domains: j.domains(selected, terms[i].TopologyKey)}
+		out[i].Matched = len(selected) > 0
+		if static || decides(&terms[i], pod) {
+			out[i].Domains = domains(nodes, terms[i].TopologyKey)
+		}
 	}
 	return out
 }
@@ -166,21 +169,29 @@ func (j *Judge) selected(pod *corev1.Pod, terms []corev1.PodAffinityTerm) ([]*co
 // maxDomains bounds the values of a requirement; a choice among more is none, practically.
 const maxDomains = 100
 
-// domains are the values that the nodes of the pods have for the key, sorted; nil where they are not known, or too many.
-func (j *Judge) domains(pods []*corev1.Pod, key string) []string {
+// nodesOf reads the nodes of the pods. Static: one at least is not the autoscaler's.
+func (j *Judge) nodesOf(pods []*corev1.Pod) (nodes []*corev1.Node, static bool) {
 	if j.Node == nil {
-		return nil
+		return nil, false
 	}
-	nodes := sets.New[string]()
+	seen := sets.New[string]()
 	for _, pod := range pods {
-		nodes.Insert(pod.Spec.NodeName)
-	}
-	values := sets.New[string]()
-	for name := range nodes {
-		node, err := j.Node(name)
-		if err != nil {
+		if seen.Has(pod.Spec.NodeName) {
 			continue
 		}
+		seen.Insert(pod.Spec.NodeName)
+		if node, err := j.Node(pod.Spec.NodeName); err == nil {
+			nodes = append(nodes, node)
+			static = static || node.Labels[fleetv1alpha1.LabelMachine] == ""
+		}
+	}
+	return nodes, static
+}
+
+// domains are the values that the nodes have for the key, sorted; nil where there are none, or too many.
+func domains(nodes []*corev1.Node, key string) []string {
+	values := sets.New[string]()
+	for _, node := range nodes {
 		if value, ok := node.Labels[key]; ok {
 			values.Insert(value)
 		}
@@ -191,7 +202,7 @@ func (j *Judge) domains(pods []*corev1.Pod, key string) []string {
 	return sets.List(values)
 }
 
-// decides reports whether it matters where the pods are that the term selects.
+// decides reports whether it matters where the pods are that the term selects, though all were the autoscaler's.
 func decides(term *corev1.PodAffinityTerm, pod *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
 	own := len(term.Namespaces) == 0 || slices.Contains(term.Namespaces, pod.Namespace)

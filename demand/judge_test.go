@@ -248,6 +248,9 @@ func TestJudge(t *testing.T) {
 				Templates: func() []*fleetv1alpha1.AvailableCapacity { return c.templates },
 				Freshness: 10 * time.Minute,
 				Pods:      func(string) ([]*corev1.Pod, error) { return c.others, nil },
+				Node: func(name string) (*corev1.Node, error) {
+					return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{corev1.LabelHostname: name}}}, nil
+				},
 				ResourceClaim: func(_, name string) error {
 					if name == "there" {
 						return nil
@@ -318,4 +321,40 @@ func TestPodFollowsThePodsThatItsAffinitySelects(t *testing.T) {
 			t.Errorf("decided %s, want %s", got.Reason, capacity.ReasonNoMatchingPods)
 		}
 	})
+}
+
+func TestSetThatStandsOnAStaticNodeIsFollowedThere(t *testing.T) {
+	own := func(p *corev1.Pod) {
+		p.Labels = map[string]string{"app": "web"}
+		p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels},
+			}},
+		}}
+	}
+	bound := func(node string) *corev1.Pod {
+		p := pod("web-"+node, own)
+		p.Spec.NodeName = node
+		return p
+	}
+	nodes := table[corev1.Node]{
+		"static":  {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"zone": "b"}}},
+		"managed": {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"zone": "c", fleetv1alpha1.LabelMachine: "m"}}},
+	}
+	for _, c := range []struct {
+		name string
+		pods []*corev1.Pod
+		want []capacity.Requirement
+	}{
+		{"nothing of it stands", nil, nil},
+		{"it stands where the autoscaler knows", []*corev1.Pod{bound("managed")}, nil},
+		{"it stands where only the scheduler knows", []*corev1.Pod{bound("static")}, []capacity.Requirement{in("zone", "b")}},
+		{"it stands on both", []*corev1.Pod{bound("static"), bound("managed")}, []capacity.Requirement{in("zone", "b", "c")}},
+	} {
+		j := &Judge{Pods: func(string) ([]*corev1.Pod, error) { return c.pods, nil }, Node: nodes.get}
+		d := j.Decide(pod("web-0", own), nil)
+		if diff := cmp.Diff(c.want, d.ExtraRequirements); diff != "" || !d.Request {
+			t.Errorf("%s: request %v, requirements (-want +got):\n%s", c.name, d.Request, diff)
+		}
+	}
 }

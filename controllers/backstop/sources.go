@@ -9,6 +9,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -26,7 +27,9 @@ func judgeOf(reader client.Reader, namespace string) *demand.Judge {
 	get := func(namespace, name string, obj client.Object) error {
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
-		return reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
+		// What is read here is only looked at.
+		return reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj,
+			&client.GetOptions{UnsafeDisableDeepCopy: ptr.To(true)})
 	}
 	return &demand.Judge{
 		Volumes: demand.Volumes{
