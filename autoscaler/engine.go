@@ -119,13 +119,18 @@ func (e *Engine) call(m *machine) {
 	e.calls[m.ID] = m
 }
 
-// gone forgets a machine that no longer exists.
+// gone forgets a machine that no longer exists. Should it be listed again, it is ended again.
 func (e *Engine) gone(now time.Time, c *cluster, m *machine, why string) {
+	e.forget(now, c, m, why)
+	e.tombstones[m.ID] = now
+}
+
+// forget drops a machine that is not to be found. Nobody has ended it: should it be listed again, pods may still run there.
+func (e *Engine) forget(now time.Time, c *cluster, m *machine, why string) {
 	e.note(c.id, m.ID, m.State, "", why)
 	c.remove(m)
 	delete(e.owner, m.ID)
 	delete(e.calls, m.ID)
-	e.tombstones[m.ID] = now
 	e.changed(c)
 	e.wake(now)
 }

@@ -275,11 +275,11 @@ func (e *Engine) missing(now, started time.Time, c *cluster, m *machine) {
 	case Launched, Registered:
 		// After a restart the provider has to be asked once more before its list can be believed.
 		if asked && m.Since.Before(started) {
-			e.gone(now, c, m, "the provider has lost it")
+			e.forget(now, c, m, "the provider has lost it")
 		}
 	default:
 		if m.Since.Before(started) {
-			e.gone(now, c, m, "the provider has lost it")
+			e.forget(now, c, m, "the provider has lost it")
 		}
 	}
 }
