@@ -35,6 +35,8 @@ type Engine struct {
 	calls map[string]*machine
 	// tombstones are machines that are gone, so that a late listing does not bring them back. Kept for tombstoneLife.
 	tombstones map[string]time.Time
+	// strangers have subscribed and never sent a roll-up. They are told what there is, and nothing is kept of them.
+	strangers map[string]bool
 
 	// passAt is when the next pass is due because of an input; zero: no input waits for one.
 	passAt time.Time
@@ -63,6 +65,7 @@ func NewEngine(policy Policy, plan func(capacity.Input) capacity.Plan, newID fun
 		policy: policy, plan: plan, newID: newID,
 		clusters: map[string]*cluster{}, owner: map[string]*cluster{}, backoff: map[place]*launchBackoff{},
 		calls: map[string]*machine{}, tombstones: map[string]time.Time{}, promised: map[string]promise{},
+		strangers: map[string]bool{},
 	}
 }
 
@@ -70,7 +73,7 @@ func (e *Engine) cluster(id string, now time.Time) *cluster {
 	c := e.clusters[id]
 	if c == nil {
 		c = newCluster(id)
-		c.seenAt = now
+		c.seenAt, c.feedDirty = now, true
 		e.clusters[id] = c
 	}
 	return c
@@ -160,6 +163,15 @@ func (e *Engine) RollUp(now time.Time, r *RollUp) bool {
 	}
 	c.reported = true
 	return true
+}
+
+// Subscribed makes a cluster's feed due.
+func (e *Engine) Subscribed(id string) {
+	if c := e.clusters[id]; c != nil {
+		c.feedDirty = true
+		return
+	}
+	e.strangers[id] = true
 }
 
 // heard notes that a cluster is not silent.
@@ -302,6 +314,8 @@ func (e *Engine) Ready() Ready {
 		}
 		c.rollUpDirty, c.recordDirty, c.feedDirty = false, false, false
 	}
+	r.Feeds = append(r.Feeds, slices.Sorted(maps.Keys(e.strangers))...)
+	clear(e.strangers)
 	for _, id := range slices.Sorted(maps.Keys(e.calls)) {
 		m := e.calls[id]
 		r.Calls = append(r.Calls, Call{Launch: wantsLaunch(m), Request: m.Request})
@@ -319,7 +333,7 @@ func (e *Engine) NotStored(r Ready) {
 		e.clusters[record.Cluster].recordDirty = true
 	}
 	for _, id := range r.Feeds {
-		e.clusters[id].feedDirty = true
+		e.Subscribed(id)
 	}
 }
 

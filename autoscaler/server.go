@@ -129,7 +129,7 @@ func (s *Server) Subscribe(in *fleetpb.SubscribeRequest, stream grpc.ServerStrea
 	sub := hub.subscribe(in.GetClusterId())
 	defer hub.unsubscribe(sub)
 	s.runner.log.Info("Subscribed", "cluster", in.GetClusterId())
-	s.runner.with(func(now time.Time, e *Engine) { e.cluster(in.GetClusterId(), now).feedDirty = true })
+	s.runner.with(func(_ time.Time, e *Engine) { e.Subscribed(in.GetClusterId()) })
 	first := true
 	for {
 		if err := s.waitForChange(stream.Context(), sub, first); err != nil {

@@ -441,3 +441,34 @@ func BenchmarkRepeatedRollUp(b *testing.B) {
 		}
 	}
 }
+
+// Whoever only listens is told what there is, and leaves nothing behind: a peer that subscribes under ever new ids must not
+// make the autoscaler grow. With its first roll-up it is a cluster like any other.
+func TestWhoOnlySubscribesIsNotRemembered(t *testing.T) {
+	l := startLive(t, fastPolicy())
+	stream, err := l.feed.Subscribe(t.Context(), &fleetpb.SubscribeRequest{ClusterId: "east"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state, err := stream.Recv(); err != nil || len(state.Offerings) != 1 {
+		t.Fatalf("received %v, %v, want the offerings", state, err)
+	}
+	l.runner.mu.Lock()
+	known := len(l.runner.engine.clusters) + len(l.runner.engine.strangers)
+	l.runner.mu.Unlock()
+	if known != 0 {
+		t.Errorf("%d clusters are remembered", known)
+	}
+	if _, err := l.needs.UpdateClusterNeeds(t.Context(), needMessage(2)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		state, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(state.Verdicts) == 1 {
+			return
+		}
+	}
+}
