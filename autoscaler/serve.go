@@ -47,7 +47,7 @@ func Serve(ctx context.Context, cfg *configv1alpha1.AutoscalerConfiguration, con
 	}
 	creds, err := transport.ServerCredentials(cfg.TLS)
 	if err != nil {
-		return wrong("tls", err)
+		return fmt.Errorf("configuration file %s: %w", configPath, err)
 	}
 	store, err := OpenStore(ctx, cfg.State)
 	if err != nil {

@@ -266,7 +266,7 @@ func TestAWrongConfigurationIsNamedAtStart(t *testing.T) {
 			[]string{"state", "floppy:///a"}},
 		{"no such certificate", func(c *configv1alpha1.AutoscalerConfiguration) {
 			c.TLS = configv1alpha1.ServerTLS{CertFile: "/nowhere.crt", KeyFile: "/nowhere.key"}
-		}, []string{"tls", "/nowhere.crt"}},
+		}, []string{"tls.certFile", "/nowhere.crt"}},
 		{"no such address", func(c *configv1alpha1.AutoscalerConfiguration) { c.ListenAddress = "192.0.2.1:0" },
 			[]string{"listenAddress", "192.0.2.1"}},
 	} {

@@ -24,7 +24,8 @@ func ServerCredentials(cfg configv1alpha1.ServerTLS) (credentials.TransportCrede
 	if cfg.Insecure {
 		return insecure.NewCredentials(), nil
 	}
-	return newReloading([]string{cfg.CertFile, cfg.KeyFile, cfg.ClientCAFile}, func(files [][]byte) (*tls.Config, error) {
+	return newReloading([]tlsFile{{"tls.certFile", cfg.CertFile}, {"tls.keyFile", cfg.KeyFile},
+		{"tls.clientCAFile", cfg.ClientCAFile}}, func(files [][]byte) (*tls.Config, error) {
 		if cfg.CertFile == "" || cfg.KeyFile == "" {
 			return nil, fmt.Errorf("tls.certFile %q and tls.keyFile %q: a server needs both", cfg.CertFile, cfg.KeyFile)
 		}
@@ -49,7 +50,8 @@ func ClientCredentials(cfg configv1alpha1.ClientTLS) (credentials.TransportCrede
 	if cfg.Insecure {
 		return insecure.NewCredentials(), nil
 	}
-	return newReloading([]string{cfg.CertFile, cfg.KeyFile, cfg.CAFile}, func(files [][]byte) (*tls.Config, error) {
+	return newReloading([]tlsFile{{"tls.certFile", cfg.CertFile}, {"tls.keyFile", cfg.KeyFile},
+		{"tls.caFile", cfg.CAFile}}, func(files [][]byte) (*tls.Config, error) {
 		out := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: cfg.ServerName}
 		if cfg.CAFile != "" {
 			roots, err := pool("tls.caFile", cfg.CAFile, files[2])
@@ -91,7 +93,7 @@ func pool(field, file string, pem []byte) (*x509.CertPool, error) {
 // reloading are TLS credentials whose files are read at each handshake. Handshakes are rare and the files are small, so
 // that comparing contents costs less than the handshake itself and, unlike comparing times, misses nothing.
 type reloading struct {
-	paths []string
+	paths []tlsFile
 	build func(files [][]byte) (*tls.Config, error)
 
 	// shared by clones, which gRPC makes per channel.
@@ -100,13 +102,16 @@ type reloading struct {
 	serverName string
 }
 
+// tlsFile is a file and the field of the configuration that names it. An empty path is no file.
+type tlsFile struct{ field, path string }
+
 type reloadState struct {
 	mu      sync.Mutex
 	files   [][]byte
 	current *tls.Config
 }
 
-func newReloading(paths []string, build func([][]byte) (*tls.Config, error)) (credentials.TransportCredentials, error) {
+func newReloading(paths []tlsFile, build func([][]byte) (*tls.Config, error)) (credentials.TransportCredentials, error) {
 	r := &reloading{paths: paths, build: build, state: &reloadState{}}
 	if _, err := r.config(); err != nil {
 		return nil, err
@@ -133,19 +138,19 @@ func (r *reloading) config() (*tls.Config, error) {
 	if r.state.current == nil {
 		return nil, err
 	}
-	klog.Background().WithName("transport").Error(err, "Keeping the last good TLS files", "files", r.paths)
+	klog.Background().WithName("transport").Error(err, "Keeping the last good TLS files", "files", fmt.Sprint(r.paths))
 	return r.state.current, nil
 }
 
-func readAll(paths []string) ([][]byte, error) {
-	out := make([][]byte, len(paths))
-	for i, path := range paths {
-		if path == "" {
+func readAll(files []tlsFile) ([][]byte, error) {
+	out := make([][]byte, len(files))
+	for i, f := range files {
+		if f.path == "" {
 			continue
 		}
-		data, err := os.ReadFile(path)
+		data, err := os.ReadFile(f.path)
 		if err != nil {
-			return nil, fmt.Errorf("reading TLS file: %w", err)
+			return nil, fmt.Errorf("%s: %w", f.field, err)
 		}
 		out[i] = data
 	}

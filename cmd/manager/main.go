@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -39,7 +40,11 @@ func command() *cobra.Command {
 			if err := configv1alpha1.Load(configFile, &config); err != nil {
 				return err
 			}
-			return manager.Run(cmd.Context(), &config, kubeconfig, log)
+			err := manager.Run(cmd.Context(), &config, kubeconfig, log)
+			if wrong := (*manager.ConfigError)(nil); errors.As(err, &wrong) {
+				return fmt.Errorf("configuration file %s: %w", configFile, err)
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&configFile, "config", "", "file of kind ManagerConfiguration (required)")

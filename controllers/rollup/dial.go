@@ -26,7 +26,7 @@ const (
 func Dial(cfg configv1alpha1.AutoscalerClient) (*grpc.ClientConn, error) {
 	creds, err := transport.ClientCredentials(cfg.TLS)
 	if err != nil {
-		return nil, fmt.Errorf("autoscaler.tls: %w", err)
+		return nil, fmt.Errorf("autoscaler.%w", err)
 	}
 	conn, err := grpc.NewClient(cfg.Address,
 		grpc.WithTransportCredentials(creds),

@@ -129,7 +129,7 @@ func TestDialWithMutualTLS(t *testing.T) {
 func TestAWrongDialConfigurationIsNamed(t *testing.T) {
 	config := testConfig().Autoscaler
 	config.TLS.CAFile = "/nowhere/ca.crt"
-	if _, err := Dial(config); err == nil || !strings.Contains(err.Error(), "autoscaler.tls") || !strings.Contains(err.Error(), "/nowhere/ca.crt") {
+	if _, err := Dial(config); err == nil || !strings.Contains(err.Error(), "autoscaler.tls.caFile: ") || !strings.Contains(err.Error(), "/nowhere/ca.crt") {
 		t.Errorf("got %v, want the field and the file", err)
 	}
 }

@@ -32,6 +32,15 @@ const LeaseName = "drover-manager"
 // shutdownGrace is how long running work may take to end after a signal.
 const shutdownGrace = 10 * time.Second
 
+// ConfigError is an error of the configuration that only using it shows, such as a file that is missing.
+type ConfigError struct{ Err error }
+
+// Error implements error.
+func (e *ConfigError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *ConfigError) Unwrap() error { return e.Err }
+
 // Run runs the manager until ctx ends, which is no error, or until it cannot go on. An empty kubeconfig means the pod's own
 // service account. config has its defaults filled and is valid.
 func Run(ctx context.Context, config *configv1alpha1.ManagerConfiguration, kubeconfig string, log logr.Logger) error {
@@ -41,7 +50,7 @@ func Run(ctx context.Context, config *configv1alpha1.ManagerConfiguration, kubec
 	}
 	conn, err := rollup.Dial(config.Autoscaler)
 	if err != nil {
-		return err
+		return &ConfigError{err}
 	}
 	defer conn.Close()
 	mgr, err := New(ctx, restConfig, config, conn, log)
