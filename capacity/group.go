@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -141,6 +142,34 @@ func antiAffinityOf(pod *corev1.Pod) []AntiAffinity {
 	for i := range terms {
 		if matchesSelf(&terms[i], pod) {
 			out = append(out, AntiAffinity{TopologyKey: terms[i].TopologyKey, Set: setOf(&terms[i], pod.Namespace)})
+		}
+	}
+	return out
+}
+
+// hostPortsOf are the host ports of a pod as what they come to: of all pods that take one, a node carries one. A pod's first
+// port alone tells that for pods of its own kind; the others, for pods of other kinds.
+func hostPortsOf(spec *corev1.PodSpec) []AntiAffinity {
+	var out []AntiAffinity
+	add := func(c *corev1.Container) {
+		for _, port := range c.Ports {
+			if port.HostPort <= 0 {
+				continue
+			}
+			var e encoder
+			e.text("host port")
+			e.number(int64(port.HostPort))
+			e.text(cmp.Or(string(port.Protocol), string(corev1.ProtocolTCP)))
+			e.text(cmp.Or(port.HostIP, "0.0.0.0"))
+			out = append(out, AntiAffinity{TopologyKey: corev1.LabelHostname, Set: e.sum()})
+		}
+	}
+	for i := range spec.Containers {
+		add(&spec.Containers[i])
+	}
+	for i := range spec.InitContainers {
+		if c := &spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			add(c)
 		}
 	}
 	return out

@@ -14,6 +14,10 @@ import (
 // alternatives mean a narrower choice of node, never a wrong one.
 const maxAlternatives = 16
 
+// maxAntiAffinity bounds the rules in the same way: with the rest left out a node may be planned too full, and the pods that
+// do not fit stay pending and are planned again.
+const maxAntiAffinity = 8
+
 // ProfileOfPod gives what the pod needs of a node, in canonical form. It reads the spec only, never the status, so
 // that a pod's profile is the same before and after it is bound. Zones of bound volumes are not in the pod: the
 // caller adds them to Requirements and calls Canonical again.
@@ -30,7 +34,8 @@ func ProfileOfPod(pod *corev1.Pod) Profile {
 		}
 		p.Spread = append(p.Spread, s)
 	}
-	p.AntiAffinity = antiAffinityOf(pod)
+	p.AntiAffinity = append(antiAffinityOf(pod), hostPortsOf(&pod.Spec)...)
+	p.AntiAffinity = p.AntiAffinity[:min(len(p.AntiAffinity), maxAntiAffinity)]
 	p.Group = groupOf(pod)
 	return p.Canonical()
 }

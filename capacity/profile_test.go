@@ -195,6 +195,56 @@ func TestTolerationsOfAPod(t *testing.T) {
 	}
 }
 
+func TestHostPortIsOneOfAKindOnANode(t *testing.T) {
+	sets := func(p *builders.PodBuilder) []AntiAffinity { return ProfileOfPod(p.Obj()).AntiAffinity }
+	one := sets(builders.Pod("a", "p").HostPort(80))
+	if len(one) != 1 || one[0].TopologyKey != corev1.LabelHostname {
+		t.Fatalf("got %+v, want one rule for each node", one)
+	}
+	if diff := cmp.Diff(one, sets(builders.Pod("b", "other").Requests("cpu", "1").HostPort(80))); diff != "" {
+		t.Errorf("the same port of another kind of pod (-want +got):\n%s", diff)
+	}
+	for name, other := range map[string]*corev1.Pod{
+		"another port": builders.Pod("a", "p").HostPort(81).Obj(),
+		"another protocol": func() *corev1.Pod {
+			p := builders.Pod("a", "p").HostPort(80).Obj()
+			p.Spec.Containers[0].Ports[0].Protocol = corev1.ProtocolUDP
+			return p
+		}(),
+		"a port of the pod's own": func() *corev1.Pod {
+			p := builders.Pod("a", "p").HostPort(80).Obj()
+			p.Spec.Containers[0].Ports[0].HostPort = 0
+			return p
+		}(),
+	} {
+		if got := ProfileOfPod(other).AntiAffinity; len(got) > 0 && got[0] == one[0] {
+			t.Errorf("%s is in the way, too", name)
+		}
+	}
+
+	t.Run("and never more than a request can carry", func(t *testing.T) {
+		p := builders.Pod("a", "p")
+		for port := range int32(20) {
+			p = p.HostPort(port + 1)
+		}
+		if n := len(sets(p)); n != maxAntiAffinity {
+			t.Errorf("got %d rules, want %d", n, maxAntiAffinity)
+		}
+	})
+	t.Run("so pods of one port are planned onto nodes of their own", func(t *testing.T) {
+		need := Need{Profile: ProfileOfPod(builders.Pod("a", "p").Requests("cpu", "1").HostPort(80).Obj()), Count: 5, Pending: 5}
+		need.ID = need.Profile.ID()
+		plan := MakePlan(Input{
+			Offerings: []Offering{{Name: "big", Allocatable: Resources{corev1.ResourceCPU: 16000}, Cost: 1,
+				Domains: []Domain{{Name: "a", Available: 50}}}},
+			Clusters: []ClusterInput{{ID: "c", Needs: []Need{need}}},
+		})
+		if len(plan.Launches) != 5 {
+			t.Errorf("got %d launches, want 5", len(plan.Launches))
+		}
+	})
+}
+
 func TestAntiAffinityCountsAgainstThePodsOwnKindOnly(t *testing.T) {
 	pod := func() *builders.PodBuilder { return builders.Pod("shop", "p").Label("app", "web") }
 	type affinityTerm = corev1.PodAffinityTerm
