@@ -52,7 +52,10 @@ func TestMain(m *testing.M) {
 func client(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	if server == nil {
-		t.Skip("no API server: run `make control-plane`")
+		if testing.Short() {
+			t.Skip("needs an API server")
+		}
+		t.Fatal("no API server: run `make control-plane`, or test with -short")
 	}
 	c, err := kubernetes.NewForConfig(server)
 	if err != nil {
