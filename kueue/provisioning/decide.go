@@ -29,6 +29,9 @@ const (
 	ReasonNodesVanished = "NodesVanished"
 )
 
+// missingGrace is how long after a ProvisioningRequest the pod templates that it names may come.
+const missingGrace = 30 * time.Second
+
 // Terms are the times that hold for one booking.
 type Terms struct {
 	// ProvisionTimeout runs from the creation: what has not come by then makes the request fail.
@@ -44,8 +47,8 @@ type Observation struct {
 	Terms   Terms
 	// Conditions are those of the ProvisioningRequest as it stands.
 	Conditions []metav1.Condition
-	// Invalid says why the request cannot be served; empty where it can.
-	Invalid string
+	// Invalid says why the request can never be served, and Missing what it refers to that is not there; empty where all is well.
+	Invalid, Missing string
 
 	// Total is how many pods the request announces; Held how many of their CapacityRequests the booking still owns, and
 	// HandedOver how many a pod owns. The rest is missing: not written yet or, once Provisioned, gone with its pod.
@@ -91,6 +94,13 @@ func Decide(o Observation) Decision {
 func (o Observation) waiting() Decision {
 	if o.Invalid != "" {
 		return o.end(autoscalingv1.Failed, ReasonInvalid, o.Invalid)
+	}
+	if o.Missing != "" {
+		// Objects that are created together arrive in any order.
+		if left := missingGrace - o.Now.Sub(o.Created); left > 0 {
+			return Decision{Active: true, Again: left}
+		}
+		return o.end(autoscalingv1.Failed, ReasonInvalid, o.Missing)
 	}
 	missing := o.Total - o.Held - o.HandedOver
 	if missing == 0 && o.Acknowledged == o.Held && o.Placement.Complete() {

@@ -93,6 +93,18 @@ func TestDecide(t *testing.T) {
 			conditions: []condition{{"Failed", "True", ReasonInvalid, "spec.x: no"}}, active: true,
 		},
 		{
+			name: "what it refers to may come a little later",
+			in: waiting(func(o *Observation) {
+				o.Held, o.Missing, o.Now = 0, "no template", epoch.Add(10*time.Second)
+			}),
+			active: true, again: 20 * time.Second,
+		},
+		{
+			name:       "but not for ever",
+			in:         waiting(func(o *Observation) { o.Held, o.Missing = 0, "no template" }),
+			conditions: []condition{{"Failed", "True", ReasonInvalid, "no template"}}, active: true,
+		},
+		{
 			name:    "a failed request releases what it holds",
 			in:      waiting(func(o *Observation) { o.Conditions = []metav1.Condition{{Type: "Failed", Status: "True"}} }),
 			release: true,
