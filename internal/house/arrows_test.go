@@ -41,7 +41,7 @@ var arrows = map[string][]string{
 	"transport":               {"api"},
 	"plugins/capacityrequest": {"demand", "capacity", "api"},
 	"plugins/vnaffinity":      {"demand", "capacity", "sharding", "api", "controllers/sharded"},
-	"kueue/admission":         {"capacity", "api", "controllers/sharded"},
+	"kueue/admission":         {"capacity", "api", "controllers/sharded", "kueue/provisioning"},
 	"kueue/provisioning":      {"capacity", "api", "controllers/sharded"},
 	"kueue/kueuetest":         {"internal/controlplane", "internal/process"},
 	"controllers/sharded":     {"sharding", "api"},
