@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// ClassName is the provisioningClassName that this package serves.
-	ClassName = "fleet.lucy.sh/capacity"
+	// ClassName is the provisioningClassName that this package serves. The API takes a DNS subdomain, and so no slash.
+	ClassName = "capacity.fleet.lucy.sh"
 
 	// LabelBooking is on every CapacityRequest of a booking, handed over or not; its value is the ProvisioningRequest's UID.
 	LabelBooking = "fleet.lucy.sh/booking"

@@ -1,4 +1,4 @@
-// Package provisioning serves autoscaling.x-k8s.io ProvisioningRequests of the class fleet.lucy.sh/capacity: the door by
+// Package provisioning serves autoscaling.x-k8s.io ProvisioningRequests of the class capacity.fleet.lucy.sh: the door by
 // which Kueue's own ProvisioningRequest check, and with it Topology Aware Scheduling, scales up through the fleet.
 //
 // A request becomes a booking: one CapacityRequest for every pod that it announces, owned by the ProvisioningRequest, in
