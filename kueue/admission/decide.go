@@ -364,11 +364,11 @@ func (s *stock) take(set *PodSet, h *Hint, pods int32, nodes map[string]int32) {
 		}
 		full := min(count, pods/each)
 		if full > 0 {
-			rest = append(rest, opened{free.Sub(times(set.Profile.Resources, each)), full})
+			rest = append(rest, opened{less(free, set.Profile.Resources, each), full})
 			pods, count = pods-full*each, count-full
 		}
 		if pods > 0 && count > 0 {
-			rest = append(rest, opened{free.Sub(times(set.Profile.Resources, pods)), 1})
+			rest = append(rest, opened{less(free, set.Profile.Resources, pods), 1})
 			pods, count = 0, count-1
 		}
 		return count
@@ -405,13 +405,18 @@ func perNode(set *PodSet, free capacity.Resources) int32 {
 	return int32(max(n, 0))
 }
 
-// times is the request of n pods; each takes one of the pods that a node may carry.
-func times(r capacity.Resources, n int32) capacity.Resources {
-	out := capacity.Resources{"pods": int64(n)}
-	for name, v := range r {
-		out[name] = v * int64(n)
+// less is what n pods leave of the room. Each takes one of the pods that a node may carry, where those are limited.
+func less(free, each capacity.Resources, n int32) capacity.Resources {
+	taken := capacity.Resources{}
+	for name, v := range each {
+		taken[name] = v * int64(n)
 	}
-	return out
+	limit, limited := free["pods"]
+	left := free.Sub(taken)
+	if limited {
+		left["pods"] = limit - int64(n) // kept at zero, as an absent limit is none
+	}
+	return left
 }
 
 func (s *stock) promiseMessage(nodes map[string]int32) string {

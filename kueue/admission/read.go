@@ -201,13 +201,19 @@ func (c *cluster) onFlavors(queue, check string) []kueue.ResourceFlavorReference
 
 func (c *cluster) podSet(wl *kueue.Workload, set *kueue.PodSet, a *kueue.PodSetAssignment,
 	onFlavors []kueue.ResourceFlavorReference) PodSet {
-	pod := &corev1.Pod{ObjectMeta: *set.Template.ObjectMeta.DeepCopy(), Spec: set.Template.Spec}
+	pod := &corev1.Pod{ObjectMeta: *set.Template.ObjectMeta.DeepCopy(), Spec: *set.Template.Spec.DeepCopy()}
 	pod.Namespace = wl.Namespace
+	requestLimits(&pod.Spec)
 	profile := capacity.ProfileOfPod(pod)
 	profile.Priority = ptr.Deref(wl.Spec.Priority, profile.Priority)
 	out := PodSet{
 		Name: string(set.Name), Count: ptr.Deref(a.Count, set.Count), Concerned: len(onFlavors) == 0,
 		Pinned: maps.Clone(set.Template.Spec.NodeSelector),
+	}
+	// What Kueue charges also holds defaults of LimitRanges and the overhead of RuntimeClasses.
+	for name, v := range capacity.ResourcesOf(a.ResourceUsage) {
+		each := (v + int64(max(out.Count, 1)) - 1) / int64(max(out.Count, 1))
+		profile.Resources[name] = max(profile.Resources[name], each)
 	}
 	if out.Pinned == nil {
 		out.Pinned = map[string]string{}
@@ -241,4 +247,22 @@ func (c *cluster) podSet(wl *kueue.Workload, set *kueue.PodSet, a *kueue.PodSetA
 		out.Flavor = string(a.Flavors[slices.Sorted(maps.Keys(a.Flavors))[0]])
 	}
 	return out
+}
+
+// requestLimits fills requests from limits, as the API server does for a pod and does not for a template.
+func requestLimits(spec *corev1.PodSpec) {
+	for _, containers := range [][]corev1.Container{spec.Containers, spec.InitContainers} {
+		for i := range containers {
+			r := &containers[i].Resources
+			for name, limit := range r.Limits {
+				if _, set := r.Requests[name]; set {
+					continue
+				}
+				if r.Requests == nil {
+					r.Requests = corev1.ResourceList{}
+				}
+				r.Requests[name] = limit
+			}
+		}
+	}
 }

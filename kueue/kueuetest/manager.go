@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -176,6 +177,19 @@ func (m *Manager) LogFile() string { return m.group.LogFile("kueue") }
 // Stop ends Kueue and waits until it is gone. Its objects stay in the cluster. It may be called again.
 func (m *Manager) Stop() error {
 	return errors.Join(m.group.Stop(stopGrace), os.RemoveAll(filepath.Join(m.dir, "certs")))
+}
+
+// Uninstall takes Kueue's webhooks out of the cluster, so that a stopped Kueue is in nobody's way. Its CRDs and objects stay.
+func Uninstall(ctx context.Context, cluster Cluster) error {
+	c, err := client.New(cluster.Config(), client.Options{Scheme: Scheme()})
+	if err != nil {
+		return fmt.Errorf("kueuetest: %w", err)
+	}
+	mutating := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	mutating.Name = "kueue-mutating-webhook-configuration"
+	validating := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	validating.Name = "kueue-validating-webhook-configuration"
+	return errors.Join(client.IgnoreNotFound(c.Delete(ctx, mutating)), client.IgnoreNotFound(c.Delete(ctx, validating)))
 }
 
 // Kill ends Kueue as a crash does.
