@@ -20,7 +20,8 @@ const (
 	// ClassName is the provisioningClassName that this package serves. The API takes a DNS subdomain, and so no slash.
 	ClassName = "capacity.fleet.lucy.sh"
 
-	// LabelBooking is on every CapacityRequest of a booking, handed over or not; its value is the ProvisioningRequest's UID.
+	// LabelBooking is on every CapacityRequest of a booking, handed over or not; its value is the
+	// ProvisioningRequest's UID.
 	LabelBooking = "fleet.lucy.sh/booking"
 	// AnnotationBooking is on the same objects and holds the ProvisioningRequest's name.
 	AnnotationBooking = "fleet.lucy.sh/booking-name"
@@ -56,9 +57,9 @@ type PodTemplate struct {
 
 // BookingOf reads a ProvisioningRequest; templates are those of its pod sets, in order.
 //
-// Pod sets that ask for one topology domain (kueue.x-k8s.io/podset-required-topology, or required affinity to themselves) are
-// a group each, or together where Kueue is told to keep them together; the others are one group. Each group comes as a whole
-// or not at all.
+// Pod sets that ask for one topology domain (kueue.x-k8s.io/podset-required-topology, or required affinity to
+// themselves) are a group each, or together where Kueue is told to keep them together; the others are one group. Each
+// group comes as a whole or not at all.
 func BookingOf(pr *autoscalingv1.ProvisioningRequest, templates []PodTemplate) Booking {
 	b := Booking{Key: types.NamespacedName{Namespace: pr.Namespace, Name: pr.Name}, UID: pr.UID}
 	members := map[string]int32{}
@@ -119,8 +120,8 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:])[:10]
 }
 
-// requestName names the CapacityRequest of one pod. It depends on nothing but its arguments, so that writing it again is
-// harmless.
+// requestName names the CapacityRequest of one pod. It depends on nothing but its arguments, so that writing it again
+// is harmless.
 func requestName(stem string, podSet int, index int32) string {
 	return fmt.Sprintf("%s%s-%d-%d", namePrefix, stem, podSet, index)
 }

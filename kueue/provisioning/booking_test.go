@@ -21,7 +21,8 @@ func request(name string, counts ...int32) *autoscalingv1.ProvisioningRequest {
 		Spec:       autoscalingv1.ProvisioningRequestSpec{ProvisioningClassName: ClassName},
 	}
 	for _, n := range counts {
-		pr.Spec.PodSets = append(pr.Spec.PodSets, autoscalingv1.PodSet{Count: n, PodTemplateRef: autoscalingv1.Reference{Name: "t"}})
+		set := autoscalingv1.PodSet{Count: n, PodTemplateRef: autoscalingv1.Reference{Name: "t"}}
+		pr.Spec.PodSets = append(pr.Spec.PodSets, set)
 	}
 	return pr
 }
@@ -53,7 +54,9 @@ func TestPodSetsComeInGroups(t *testing.T) {
 			t.Errorf("group %s is not of the request's own", g.Name)
 		}
 	}
-	want := []got{{"all", "", 3}, {"all", "", 3}, {"set-2", rackKey, 4}, {"group-both", rackKey, 24}, {"group-both", rackKey, 24}}
+	want := []got{
+		{"all", "", 3}, {"all", "", 3}, {"set-2", rackKey, 4}, {"group-both", rackKey, 24}, {"group-both", rackKey, 24},
+	}
 	if diff := cmp.Diff(want, groups); diff != "" {
 		t.Errorf("groups (-want +got):\n%s", diff)
 	}

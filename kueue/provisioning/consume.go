@@ -35,9 +35,10 @@ type Handover struct {
 	Pod  Consumer
 }
 
-// Match chooses the request that each pod takes over: one of a pod set with the pod's own resources, else of one that asks for
-// no less, else any that is left, as a pod that names the booking is one of those that it was made for. A pod that has a
-// request already gets no other, and pods without a request to take over are left alone: they are demand of their own.
+// Match chooses the request that each pod takes over: one of a pod set with the pod's own resources, else of one that
+// asks for no less, else any that is left, as a pod that names the booking is one of those that it was made for. A pod
+// that has a request already gets no other, and pods without a request to take over are left alone: they are demand of
+// their own.
 func Match(sets []PodSet, slots []Slot, pods []Consumer) []Handover {
 	served := map[types.UID]bool{}
 	var held []Slot
@@ -48,7 +49,9 @@ func Match(sets []PodSet, slots []Slot, pods []Consumer) []Handover {
 			held = append(held, s)
 		}
 	}
-	slices.SortFunc(held, func(a, b Slot) int { return cmp.Or(cmp.Compare(a.PodSet, b.PodSet), cmp.Compare(a.Name, b.Name)) })
+	slices.SortFunc(held, func(a, b Slot) int {
+		return cmp.Or(cmp.Compare(a.PodSet, b.PodSet), cmp.Compare(a.Name, b.Name))
+	})
 	pods = slices.Clone(pods)
 	slices.SortFunc(pods, func(a, b Consumer) int { return cmp.Compare(a.Name, b.Name) })
 
@@ -77,8 +80,8 @@ func equals(s PodSet, pod Consumer) bool {
 func covers(s PodSet, pod Consumer) bool { return pod.Profile.Resources.Fits(s.Profile.Resources) }
 func anyOf(PodSet, Consumer) bool        { return true }
 
-// Outstanding is what a booking still needs room for: the pods that are not here yet, and those that are here without a node.
-// Room that a bound pod takes is no longer free, so that it must not be promised as well.
+// Outstanding is what a booking still needs room for: the pods that are not here yet, and those that are here without
+// a node. Room that a bound pod takes is no longer free, so that it must not be promised as well.
 func Outstanding(sets []PodSet, slots []Slot, pods []Consumer) []PodSet {
 	unbound := map[types.UID]bool{}
 	for _, p := range pods {

@@ -318,7 +318,8 @@ func TestInvalidRequestsFailWithFieldAndValue(t *testing.T) {
 	}
 }
 
-// The API's schema takes a DNS subdomain for a class; a name with a slash, as other names of the group have, is refused.
+// The API's schema takes a DNS subdomain for a class; a name with a slash, as other names of the group have, is
+// refused.
 func TestClassNameIsOneThatTheAPITakes(t *testing.T) {
 	w := newWorld(t, Options{})
 	pr := request("slash", 1)

@@ -47,7 +47,8 @@ type Observation struct {
 	Terms   Terms
 	// Conditions are those of the ProvisioningRequest as it stands.
 	Conditions []metav1.Condition
-	// Invalid says why the request can never be served, and Missing what it refers to that is not there; empty where all is well.
+	// Invalid says why the request can never be served, and Missing what it refers to that is not there; empty where
+	// all is well.
 	Invalid, Missing string
 
 	// Total is how many pods the request announces; Held how many of their CapacityRequests the booking still owns, and
@@ -55,8 +56,8 @@ type Observation struct {
 	Total, Held, HandedOver int32
 	// Acknowledged is how many of those held the autoscaler has been told of.
 	Acknowledged int32
-	// Placement is where what is outstanding fits now: on Ready nodes until the request is Provisioned, and then, as a node that
-	// is not Ready for a while comes back, on the nodes that exist.
+	// Placement is where what is outstanding fits now: on Ready nodes until the request is Provisioned, and then, as a
+	// node that is not Ready for a while comes back, on the nodes that exist.
 	Placement Placement
 	// Vanished are nodes of the booking that do not exist any more.
 	Vanished []string
@@ -85,8 +86,8 @@ func Decide(o Observation) Decision {
 		isTrue(o.Conditions, autoscalingv1.CapacityRevoked) {
 		return Decision{Release: o.Held > 0}
 	}
-	if provisioned := find(o.Conditions, autoscalingv1.Provisioned); provisioned != nil && provisioned.Status == metav1.ConditionTrue {
-		return o.provisioned(provisioned.LastTransitionTime.Time)
+	if isTrue(o.Conditions, autoscalingv1.Provisioned) {
+		return o.provisioned(find(o.Conditions, autoscalingv1.Provisioned).LastTransitionTime.Time)
 	}
 	return o.waiting()
 }
@@ -156,13 +157,15 @@ func (o Observation) provisioned(since time.Time) Decision {
 	return Decision{Active: true, Again: left}
 }
 
-// end sets a final condition. The requests are let go after it is written, never before: missing ones would look consumed.
+// end sets a final condition. The requests are let go after it is written, never before: missing ones would look
+// consumed.
 func (o Observation) end(kind, reason, message string) Decision {
 	return Decision{Active: true, Conditions: []metav1.Condition{condition(kind, true, reason, message)}}
 }
 
 func (o Observation) accepted() metav1.Condition {
-	return condition(autoscalingv1.Accepted, true, ReasonAccepted, fmt.Sprintf("capacity for %d pods is asked of the fleet", o.Total))
+	return condition(autoscalingv1.Accepted, true, ReasonAccepted,
+		fmt.Sprintf("capacity for %d pods is asked of the fleet", o.Total))
 }
 
 func condition(kind string, is bool, reason, message string) metav1.Condition {

@@ -8,8 +8,8 @@ import (
 	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 )
 
-// Parameters of a ProvisioningRequest that override the Options. Kueue passes those of its ProvisioningRequestConfig, and a
-// workload's annotations provreq.kueue.x-k8s.io/<name>. Others are ignored.
+// Parameters of a ProvisioningRequest that override the Options. Kueue passes those of its ProvisioningRequestConfig,
+// and a workload's annotations provreq.kueue.x-k8s.io/<name>. Others are ignored.
 const (
 	// ParameterValidUntil is the API's own: seconds since the creation after which the request fails.
 	ParameterValidUntil = "ValidUntilSeconds"

@@ -27,9 +27,11 @@ import (
 // writers bounds how many CapacityRequests of one booking are written at a time.
 const writers = 16
 
-// Reconciler serves ProvisioningRequests of our class. One at a time: two decisions at once would promise the same room.
+// Reconciler serves ProvisioningRequests of our class. One at a time: two decisions at once would promise the same
+// room.
 type Reconciler struct {
-	// Client reads from the manager's cache. Live reads pod templates and priority classes, of which a booking needs a few, once.
+	// Client reads from the manager's cache. Live reads pod templates and priority classes, of which a booking needs a
+	// few, once.
 	Client client.Client
 	Live   client.Reader
 	// Namespace holds UpcomingNodes.
@@ -131,8 +133,8 @@ func (r *Reconciler) serve(ctx context.Context, pr *autoscalingv1.ProvisioningRe
 	return nil
 }
 
-// bookingOf gives what the request asks for. Once all is written, the CapacityRequests say it themselves, so that a template
-// that is gone or changed does no harm.
+// bookingOf gives what the request asks for. Once all is written, the CapacityRequests say it themselves, so that a
+// template that is gone or changed does no harm.
 func (r *Reconciler) bookingOf(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, state *state) (Booking, error) {
 	if b, known := r.bookings[client.ObjectKeyFromObject(pr)]; known && b.UID == pr.UID {
 		return b, nil
@@ -213,8 +215,8 @@ func (r *Reconciler) write(ctx context.Context, b Booking, state *state) error {
 	return g.Wait()
 }
 
-// release deletes the CapacityRequests that no pod took over. One that is handed over at this moment has another version, and
-// stays.
+// release deletes the CapacityRequests that no pod took over. One that is handed over at this moment has another
+// version, and stays.
 func (r *Reconciler) release(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, state *state) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(writers)
@@ -250,7 +252,8 @@ func (r *Reconciler) setStatus(ctx context.Context, pr *autoscalingv1.Provisioni
 	if equality.Semantic.DeepEqual(pr.Status, now.Status) {
 		return nil
 	}
-	if err := r.Client.Status().Patch(ctx, now, client.MergeFromWithOptions(pr, client.MergeFromWithOptimisticLock{})); err != nil {
+	patch := client.MergeFromWithOptions(pr, client.MergeFromWithOptimisticLock{})
+	if err := r.Client.Status().Patch(ctx, now, patch); err != nil {
 		return fmt.Errorf("writing the status of ProvisioningRequest %s/%s: %w", pr.Namespace, pr.Name, err)
 	}
 	if d.Book {
@@ -275,8 +278,8 @@ func ended(pr *autoscalingv1.ProvisioningRequest) bool {
 }
 
 const (
-	// DetailNodes is the key of status.provisioningClassDetails that lists the nodes of the booking; where one detail does not
-	// hold them all, "nodes-1", "nodes-2" and so on go on.
+	// DetailNodes is the key of status.provisioningClassDetails that lists the nodes of the booking; where one detail
+	// does not hold them all, "nodes-1", "nodes-2" and so on go on.
 	DetailNodes = "nodes"
 	// DetailDomain is the value of the topology key that the pods share, so that Kueue's podSetUpdates can select it.
 	DetailDomain = "domain"

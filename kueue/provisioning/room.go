@@ -19,8 +19,8 @@ type Node struct {
 	Free   capacity.Resources
 }
 
-// NodeOf subtracts from a node's allocatable resources what the pods on it request. pods are those bound to the node; ended
-// ones take nothing.
+// NodeOf subtracts from a node's allocatable resources what the pods on it request. pods are those bound to the node;
+// ended ones take nothing.
 func NodeOf(n *corev1.Node, pods []corev1.Pod) Node {
 	free := capacity.ResourcesOf(n.Status.Allocatable)
 	if _, limited := n.Status.Allocatable[corev1.ResourcePods]; !limited {
@@ -30,7 +30,8 @@ func NodeOf(n *corev1.Node, pods []corev1.Pod) Node {
 		if capacity.IsTerminal(&pods[i]) {
 			continue
 		}
-		free = free.Sub(onePod(capacity.ResourcesOf(resourcehelper.PodRequests(&pods[i], resourcehelper.PodResourcesOptions{}))))
+		requests := resourcehelper.PodRequests(&pods[i], resourcehelper.PodResourcesOptions{})
+		free = free.Sub(onePod(capacity.ResourcesOf(requests)))
 	}
 	return Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Free: free}
 }
@@ -53,8 +54,9 @@ func onePod(r capacity.Resources) capacity.Resources {
 	return r.Add(capacity.Resources{corev1.ResourcePods: 1})
 }
 
-// Room is the free room of a set of nodes. What is placed or promised is taken from it. It is a plain sum of resources,
-// labels, taints, shared domains and anti-affinity within one booking; ports, volumes and spreading are the scheduler's.
+// Room is the free room of a set of nodes. What is placed or promised is taken from it. It is a plain sum of
+// resources, labels, taints, shared domains and anti-affinity within one booking; ports, volumes and spreading are the
+// scheduler's.
 type Room struct {
 	nodes []*Node
 }
@@ -76,15 +78,16 @@ type Placement struct {
 	Wanted, Placed int32
 	// Nodes on which they would stand, sorted. Empty unless all found room.
 	Nodes []string
-	// Domain is the value of the topology key that a group was placed in; that of the last group where there are several.
+	// Domain is the value of the topology key that a group was placed in; that of the last group where there are
+	// several.
 	Domain string
 }
 
 // Complete reports whether every pod found room.
 func (p Placement) Complete() bool { return p.Placed >= p.Wanted }
 
-// Place looks for room for all the pods, groups with a topology key in one domain each. When all find room, the room is taken;
-// otherwise nothing is, and Placed is the best that could be found.
+// Place looks for room for all the pods, groups with a topology key in one domain each. When all find room, the room
+// is taken; otherwise nothing is, and Placed is the best that could be found.
 func (r *Room) Place(sets []PodSet) Placement {
 	p := Placement{}
 	var taken []share
@@ -120,8 +123,8 @@ func (r *Room) Place(sets []PodSet) Placement {
 	return p
 }
 
-// Promise takes room for pods that were promised these nodes, as much as there is: what the pods' own arrival has used up
-// needs no promise.
+// Promise takes room for pods that were promised these nodes, as much as there is: what the pods' own arrival has used
+// up needs no promise.
 func (r *Room) Promise(sets []PodSet, nodes []string) {
 	var own []*Node
 	for _, n := range r.nodes {

@@ -49,10 +49,13 @@ func TestPlace(t *testing.T) {
 			want:  Placement{Wanted: 4, Placed: 4, Nodes: []string{"a", "b"}},
 		},
 		{
-			name:  "bound pods take their room, ended ones do not",
-			nodes: []Node{node("a", "r1", "8", gpus("4").Node("a")), node("b", "r1", "8", gpus("8").Node("b").Phase(corev1.PodSucceeded))},
-			sets:  []PodSet{set(3, "g", "", gpus("4"))},
-			want:  Placement{Wanted: 3, Placed: 3, Nodes: []string{"a", "b"}},
+			name: "bound pods take their room, ended ones do not",
+			nodes: []Node{
+				node("a", "r1", "8", gpus("4").Node("a")),
+				node("b", "r1", "8", gpus("8").Node("b").Phase(corev1.PodSucceeded)),
+			},
+			sets: []PodSet{set(3, "g", "", gpus("4"))},
+			want: Placement{Wanted: 3, Placed: 3, Nodes: []string{"a", "b"}},
 		},
 		{
 			name:  "what does not fit says how far it got and books nothing",

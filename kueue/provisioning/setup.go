@@ -56,8 +56,8 @@ const (
 type Options struct {
 	// Namespace holds UpcomingNode objects. Default fleet-system.
 	Namespace string
-	// ProvisionTimeout is how long after its creation a request may wait for capacity before it fails. Default 15 minutes; a
-	// request's parameter ValidUntilSeconds overrides it.
+	// ProvisionTimeout is how long after its creation a request may wait for capacity before it fails. Default 15
+	// minutes; a request's parameter ValidUntilSeconds overrides it.
 	ProvisionTimeout time.Duration
 	// BookingTTL is how long capacity is held for pods that do not come. Default 10 minutes; a request's parameter
 	// BookingSeconds overrides it.
@@ -66,11 +66,12 @@ type Options struct {
 	Clock clock.WithTicker
 }
 
-// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, schedulingv1, fleet.lucy.sh/v1alpha1 and
-// autoscaling.x-k8s.io/v1, and its cache has to keep the annotations autoscaling.x-k8s.io/ and kueue.x-k8s.io/ of pods.
+// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, schedulingv1,
+// fleet.lucy.sh/v1alpha1 and autoscaling.x-k8s.io/v1, and its cache has to keep the annotations autoscaling.x-k8s.io/
+// and kueue.x-k8s.io/ of pods.
 //
-// Where the cluster has no ProvisioningRequest of version v1, nothing is added and that is logged: without it the manager's
-// cache would never sync. The class is served after a restart.
+// Where the cluster has no ProvisioningRequest of version v1, nothing is added and that is logged: without it the
+// manager's cache would never sync. The class is served after a restart.
 func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 	kind := autoscalingv1.SchemeGroupVersion.WithKind("ProvisioningRequest")
 	if !mgr.GetScheme().Recognizes(kind) {

@@ -198,11 +198,11 @@ func (w *world) create(obj client.Object) {
 func (w *world) eventually(what string, holds func(ctx context.Context) (string, error)) {
 	w.t.Helper()
 	var last string
-	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		var err error
+	poll := func(ctx context.Context) (done bool, err error) {
 		last, err = holds(ctx)
 		return last == "", err
-	})
+	}
+	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, poll)
 	if err != nil {
 		w.t.Fatalf("%s: %v; it was: %s", what, err, last)
 	}
