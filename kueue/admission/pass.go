@@ -91,6 +91,11 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 			}
 		}
 	}
+	again, err := p.comeBack(ctx, now)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next = sooner(next, again)
 	for _, key := range p.ledger.Keys() {
 		if !live[key] {
 			p.ledger.Release(key)
@@ -189,17 +194,17 @@ func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) e
 		if string(s.Name) != it.check {
 			continue
 		}
-		if s.State != d.State {
-			s.LastTransitionTime = metav1.NewTime(now)
+		// A Retry leaves the state alone: see sendBack.
+		if s.State != d.State && d.State != kueue.CheckStateRetry {
+			s.State, s.LastTransitionTime = d.State, metav1.NewTime(now)
 		}
-		s.State, s.Message, s.PodSetUpdates, s.RequeueAfterSeconds = d.State, d.Message, d.Updates, nil
-		if d.State == kueue.CheckStateRetry {
-			s.RequeueAfterSeconds = new(int32)
-			*s.RequeueAfterSeconds = int32(d.RequeueAfter.Seconds())
-		}
+		s.Message, s.PodSetUpdates, s.RequeueAfterSeconds = d.Message, d.Updates, nil
 	}
 	patch := client.MergeFromWithOptions(it.object, client.MergeFromWithOptimisticLock{})
 	err := p.client.Status().Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	if err == nil && d.State == kueue.CheckStateRetry {
+		err = p.sendBack(ctx, after, d, it.w.Retries+1, now)
+	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -167,7 +167,7 @@ func (c *cluster) workload(wl *kueue.Workload, k *check, state *kueue.AdmissionC
 	w := Workload{
 		Key: k.object.Name + "/" + string(wl.UID), Name: wl.Namespace + "/" + wl.Name,
 		Priority: ptr.Deref(wl.Spec.Priority, 0), Queued: wl.CreationTimestamp.Time,
-		Retries: ptr.Deref(state.RetryCount, 0), Config: k.config,
+		Retries: max(ptr.Deref(state.RetryCount, 0), retriesOf(wl)), Config: k.config,
 		Running: apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadAdmitted),
 	}
 	if cond := apimeta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved); cond != nil {

@@ -28,6 +28,7 @@ import (
 // The check reads what a decision depends on, writes its own state into a workload's status and its condition into that of an
 // AdmissionCheck, and keeps CapacityRequests in mode Provision.
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;resourceflavors;clusterqueues,verbs=list;watch
+// +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads,verbs=patch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status;admissionchecks/status,verbs=patch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacitycheckconfigs,verbs=list;watch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=list;watch;create;patch;delete
@@ -41,6 +42,9 @@ const ControllerName = "fleet.lucy.sh/available-capacity"
 
 // indexCheck finds workloads by the names of their checks.
 const indexCheck = "drover.kueue/check"
+
+// indexSentBack finds workloads that wait for their back-off to end.
+const indexSentBack = "drover.kueue/sent-back"
 
 // Options configure the check.
 type Options struct {
@@ -81,6 +85,14 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*
 		return names
 	}); err != nil {
 		return nil, fmt.Errorf("indexing workloads by check: %w", err)
+	}
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &kueue.Workload{}, indexSentBack, func(obj client.Object) []string {
+		if !sentBack(obj.(*kueue.Workload)) {
+			return nil
+		}
+		return []string{"true"}
+	}); err != nil {
+		return nil, fmt.Errorf("indexing workloads that were sent back: %w", err)
 	}
 	p := &Pass{
 		client: mgr.GetClient(), recorder: mgr.GetEventRecorder("drover-capacity-check"), opts: opts, metrics: metrics,

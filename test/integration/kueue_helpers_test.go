@@ -39,6 +39,21 @@ type kueueCluster struct {
 // AvailableCapacity, so that every figure is the test's own.
 func startKueue(t *testing.T, ns string) *kueueCluster {
 	t.Helper()
+	return startKueueAlone(t, ns).in(t, ns)
+}
+
+// in gives a test a namespace of its own, and takes away afterwards what it made.
+func (k *kueueCluster) in(t *testing.T, ns string) *kueueCluster {
+	t.Helper()
+	own := &kueueCluster{t: t, fleet: k.fleet, client: k.client, ns: ns}
+	namespace(t, ns)
+	t.Cleanup(own.clean)
+	return own
+}
+
+// startKueueAlone starts the programs for several tests, each of which calls in.
+func startKueueAlone(t *testing.T, name string) *kueueCluster {
+	t.Helper()
 	scheme := kueuetest.Scheme()
 	if err := fleetv1alpha1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -47,8 +62,8 @@ func startKueue(t *testing.T, ns string) *kueueCluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &kueueCluster{t: t, client: c, ns: ns}
-	m, err := kueuetest.Start(t.Context(), env.cp, kueuetest.Options{Dir: filepath.Join(env.dir, "kueue", ns)})
+	k := &kueueCluster{t: t, client: c}
+	m, err := kueuetest.Start(t.Context(), env.cp, kueuetest.Options{Dir: filepath.Join(env.dir, "kueue", name)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +77,6 @@ func startKueue(t *testing.T, ns string) *kueueCluster {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(k.clean)
 	if out, err := kubectl(t.Context(), "apply", "--server-side", "-k", filepath.Join(env.root, "manifests", "kueue")); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -70,7 +84,6 @@ func startKueue(t *testing.T, ns string) *kueueCluster {
 		without: []string{"autoscaler", "scheduler"},
 		manager: func(c *configv1alpha1.ManagerConfiguration) { c.Kueue.Enabled = true },
 	})
-	namespace(t, ns)
 	return k
 }
 
@@ -92,8 +105,13 @@ func (k *kueueCluster) clean() {
 	if !ok {
 		k.t.Errorf("workloads stay behind: %s", state)
 	}
-	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{}, &fleetv1alpha1.CapacityCheckConfig{}} {
-		if err := k.client.DeleteAllOf(ctx, o); err != nil {
+	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{},
+		&fleetv1alpha1.CapacityCheckConfig{}, &fleetv1alpha1.AvailableCapacity{}, &corev1.Node{}} {
+		var opts []client.DeleteAllOfOption
+		if _, ok := o.(*fleetv1alpha1.AvailableCapacity); ok {
+			opts = append(opts, client.InNamespace(system))
+		}
+		if err := k.client.DeleteAllOf(ctx, o, opts...); err != nil {
 			k.t.Error(err)
 		}
 	}
@@ -176,9 +194,9 @@ func (k *kueueCluster) hint(name string, nodes int32) {
 }
 
 // job submits a Job of so many pods of eight GPUs.
-func (k *kueueCluster) job(name string, pods int32, gpus string) {
+func (k *kueueCluster) job(name string, pods int32, gpus string, change ...func(*batchv1.Job)) {
 	k.t.Helper()
-	k.create(&batchv1.Job{
+	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: k.ns, Name: name, Labels: map[string]string{queueLabel: "queue"}},
 		Spec: batchv1.JobSpec{
 			Suspend: ptr.To(true), Parallelism: ptr.To(pods), Completions: ptr.To(pods),
@@ -189,7 +207,11 @@ func (k *kueueCluster) job(name string, pods int32, gpus string) {
 				}}},
 			}},
 		},
-	})
+	}
+	for _, c := range change {
+		c(job)
+	}
+	k.create(job)
 }
 
 // workloads lists the workloads by the name of their Job.
