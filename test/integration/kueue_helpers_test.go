@@ -54,6 +54,12 @@ func (k *kueueCluster) in(t *testing.T, ns string) *kueueCluster {
 // startKueueAlone starts the programs for several tests, each of which calls in.
 func startKueueAlone(t *testing.T, name string) *kueueCluster {
 	t.Helper()
+	return startKueueWithout(t, name, "autoscaler", "scheduler")
+}
+
+// startKueueWithout leaves some of our programs out.
+func startKueueWithout(t *testing.T, name string, without ...string) *kueueCluster {
+	t.Helper()
 	scheme := kueuetest.Scheme()
 	if err := fleetv1alpha1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -81,7 +87,7 @@ func startKueueAlone(t *testing.T, name string) *kueueCluster {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	k.fleet = startFleet(t, fleetOptions{
-		without: []string{"autoscaler", "scheduler"},
+		without: without,
 		manager: func(c *configv1alpha1.ManagerConfiguration) { c.Kueue.Enabled = true },
 	})
 	return k
