@@ -35,7 +35,7 @@ test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whol
 
 # Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
 RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
-	./internal/process/... ./internal/manager/... ./plugins/...
+	./internal/process/... ./internal/manager/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/...
 
 .PHONY: test-race
 test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector
