@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -102,7 +103,7 @@ func (r *Reconciler) serve(ctx context.Context, pr *autoscalingv1.ProvisioningRe
 		}
 	}
 	if len(booking.PodSets) > 0 {
-		if err := r.handOver(ctx, pr, booking, state); err != nil {
+		if err := r.handOver(ctx, booking, state); err != nil {
 			return err
 		}
 		if err := r.observeRoom(ctx, pr, booking, state, &o); err != nil {
@@ -173,33 +174,56 @@ type missingError struct{ what string }
 
 func (e *missingError) Error() string { return e.what }
 
-// handOver gives a request to every pod that has come for one: the same object, owned by the pod from now on.
-func (r *Reconciler) handOver(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, b Booking, state *state) error {
+// handOver gives a request to every pod that has come for one.
+func (r *Reconciler) handOver(ctx context.Context, b Booking, state *state) error {
+	var done sync.Mutex
+	var g errgroup.Group // one failure is no reason to break off the others
+	g.SetLimit(writers)
 	for _, h := range Match(b.PodSets, state.slots(false), state.pods) {
 		cr := state.requests[h.Slot]
-		taken := cr.DeepCopy()
-		taken.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: h.Pod.Name, UID: h.Pod.UID}}
-		if taken.Labels == nil {
-			taken.Labels = map[string]string{}
-		}
-		taken.Labels[fleetv1alpha1.LabelPodUID] = string(h.Pod.UID)
-		err := r.Client.Patch(ctx, taken, client.MergeFromWithOptions(cr, client.MergeFromWithOptimisticLock{}))
-		if apierrors.IsNotFound(err) {
-			delete(state.requests, h.Slot)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("handing %s over to pod %s/%s: %w", h.Slot, pr.Namespace, h.Pod.Name, err)
-		}
-		handovers.Inc()
-		state.requests[h.Slot] = taken
+		g.Go(func() error {
+			taken, err := r.give(ctx, cr, h.Pod)
+			if err != nil {
+				return err
+			}
+			done.Lock()
+			defer done.Unlock()
+			if taken == nil {
+				delete(state.requests, h.Slot)
+			} else {
+				state.requests[h.Slot] = taken
+			}
+			return nil
+		})
 	}
-	return nil
+	return g.Wait()
+}
+
+// give makes the pod own the request: the same object, and so the same row of the demand. It returns nil for a request
+// that is gone.
+func (r *Reconciler) give(ctx context.Context, cr *fleetv1alpha1.CapacityRequest, pod Consumer) (
+	*fleetv1alpha1.CapacityRequest, error,
+) {
+	taken := cr.DeepCopy()
+	taken.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
+	if taken.Labels == nil {
+		taken.Labels = map[string]string{}
+	}
+	taken.Labels[fleetv1alpha1.LabelPodUID] = string(pod.UID)
+	err := r.Client.Patch(ctx, taken, client.MergeFromWithOptions(cr, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("handing %s over to pod %s/%s: %w", cr.Name, cr.Namespace, pod.Name, err)
+	}
+	handovers.Inc()
+	return taken, nil
 }
 
 // write creates the CapacityRequests that are missing.
 func (r *Reconciler) write(ctx context.Context, b Booking, state *state) error {
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(writers)
 	for name, podSet := range state.names {
 		if state.requests[name] != nil {
@@ -218,7 +242,7 @@ func (r *Reconciler) write(ctx context.Context, b Booking, state *state) error {
 // release deletes the CapacityRequests that no pod took over. One that is handed over at this moment has another
 // version, and stays.
 func (r *Reconciler) release(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, state *state) error {
-	g, ctx := errgroup.WithContext(ctx)
+	var g errgroup.Group
 	g.SetLimit(writers)
 	for _, cr := range state.requests {
 		if !metav1.IsControlledBy(cr, pr) {
