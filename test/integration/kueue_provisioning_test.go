@@ -9,10 +9,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -72,51 +70,23 @@ func startKueueOnFleet(t *testing.T, ns, offerings string) *kueueCluster {
 	return k.in(t, ns)
 }
 
-// rackQueue is a queue of GPUs with a topology of racks, whose check is Kueue's own with our class.
-func (k *kueueCluster) rackQueue(gpus string) {
+// rackQueue applies the queue that the manifests ship for topology-aware jobs, and opens it to the test's namespace.
+func (k *kueueCluster) rackQueue() {
 	k.t.Helper()
-	at := metav1.ObjectMeta{Name: k.ns}
-	topology := &kueue.Topology{ObjectMeta: at, Spec: kueue.TopologySpec{Levels: []kueue.TopologyLevel{
-		{NodeLabel: fleetv1alpha1.LabelRack}, {NodeLabel: corev1.LabelHostname},
-	}}}
-	config := &kueue.ProvisioningRequestConfig{ObjectMeta: at, Spec: kueue.ProvisioningRequestConfigSpec{
-		ProvisioningClassName: provisioning.ClassName,
-	}}
-	k.create(
-		topology, config,
-		&kueue.AdmissionCheck{ObjectMeta: at, Spec: kueue.AdmissionCheckSpec{
-			ControllerName: kueue.ProvisioningRequestControllerName,
-			Parameters: &kueue.AdmissionCheckParametersReference{
-				APIGroup: kueue.GroupVersion.Group, Kind: "ProvisioningRequestConfig", Name: k.ns,
-			},
-		}},
-		&kueue.ResourceFlavor{ObjectMeta: at, Spec: kueue.ResourceFlavorSpec{
-			NodeLabels:   map[string]string{corev1.LabelInstanceTypeStable: "gpu-8"},
-			TopologyName: ptr.To(kueue.TopologyReference(k.ns)),
-		}},
-		&kueue.ClusterQueue{ObjectMeta: at, Spec: kueue.ClusterQueueSpec{
-			NamespaceSelector: &metav1.LabelSelector{},
-			ResourceGroups: []kueue.ResourceGroup{{
-				CoveredResources: []corev1.ResourceName{"nvidia.com/gpu"},
-				Flavors: []kueue.FlavorQuotas{{Name: kueue.ResourceFlavorReference(k.ns), Resources: []kueue.ResourceQuota{
-					{Name: "nvidia.com/gpu", NominalQuota: resource.MustParse(gpus)},
-				}}},
-			}},
-			AdmissionChecksStrategy: &kueue.AdmissionChecksStrategy{AdmissionChecks: []kueue.AdmissionCheckStrategyRule{
-				{Name: kueue.AdmissionCheckReference(k.ns)},
-			}},
-		}},
-		&kueue.LocalQueue{ObjectMeta: metav1.ObjectMeta{Namespace: k.ns, Name: "queue"},
-			Spec: kueue.LocalQueueSpec{ClusterQueue: kueue.ClusterQueueReference(k.ns)}},
-	)
+	file := filepath.Join(env.root, "manifests", "kueue", "topology", "queue.yaml")
+	if out, err := kubectl(k.t.Context(), "apply", "-f", file); err != nil {
+		k.t.Fatalf("%v\n%s", err, out)
+	}
 	k.t.Cleanup(func() {
 		ctx, cancel := cleanupContext()
 		defer cancel()
-		for _, o := range []client.Object{config, topology} {
-			if err := k.client.Delete(ctx, o); err != nil {
-				k.t.Error(err)
-			}
+		// Kueue holds what is in use, and so does not let go of all of it now.
+		if out, err := kubectl(ctx, "delete", "--wait=false", "-f", file); err != nil {
+			k.t.Errorf("%v\n%s", err, out)
 		}
+	})
+	k.create(&kueue.LocalQueue{
+		ObjectMeta: metav1.ObjectMeta{Namespace: k.ns, Name: "queue"}, Spec: kueue.LocalQueueSpec{ClusterQueue: "racks"},
 	})
 }
 
@@ -125,7 +95,7 @@ func (k *kueueCluster) rackQueue(gpus string) {
 // pods take the booking's place in the demand, so that nothing more is launched and nothing is taken away.
 func TestKueueTopologyScalesUpIntoOneRack(t *testing.T) {
 	k := startKueueOnFleet(t, "kueue-topology", rackOfferings)
-	k.rackQueue("64")
+	k.rackQueue()
 	k.job("train", 3, "8", func(job *batchv1.Job) {
 		job.Spec.Template.Annotations = map[string]string{capacity.AnnotationRequiredTopology: fleetv1alpha1.LabelRack}
 		job.Spec.Template.Spec.SchedulerName = "drover-scheduler"
