@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,26 +23,38 @@ func TestKueueAdmitsWhatTheFleetCarries(t *testing.T) {
 	k := startKueue(t, "kueue-carries")
 	k.hint("gpu-h100", 25) // 200 GPUs
 	k.queue(fleetv1alpha1.CapacityCheckConfigSpec{}, "512", "gpu-h100")
-	var names []string
 	for i := range 10 {
-		names = append(names, fmt.Sprintf("job-%d", i))
-		k.job(names[i], 4, "8")
+		k.job(fmt.Sprintf("job-%d", i), 4, "8")
 		if i == 2 {
 			k.fleet.kill("manager")
 		}
 	}
-	wls := k.admitted(names[:6]...)
+	// Which six is Kueue's choice: it orders by whole seconds. From here on all hold quota, and the order is ours.
+	in, wls := k.admitted(6)
 	const want = "needs 4 × 8 nvidia.com/gpu in flavor gpu-h100; 1 available, High"
-	for _, name := range names[6:] {
-		if got := wls[name].Status.AdmissionChecks[0].Message; !strings.HasPrefix(got, want) || !strings.Contains(got, "next check in 40 s") {
+	var waiting []string
+	for name, wl := range wls {
+		if slices.Contains(in, name) {
+			continue
+		}
+		waiting = append(waiting, name)
+		if got := wl.Status.AdmissionChecks[0].Message; !strings.HasPrefix(got, want) || !strings.Contains(got, "next check in 40 s") {
 			t.Errorf("%s waits with message %q, expected it to begin with %q and to say when it is checked next", name, got, want)
 		}
 	}
+	slices.SortFunc(waiting, func(a, b string) int {
+		return cmp.Or(wls[a].CreationTimestamp.Compare(wls[b].CreationTimestamp.Time), cmp.Compare(a, b))
+	})
 	k.fleet.kill("manager")
-	for next := 6; next < 10; next++ {
-		k.hint("gpu-h100", int32(25+4*(next-5)-1)) // one node less than two workloads would need
-		k.admitted(names[:next+1]...)
+	for i, next := range waiting {
+		in = append(in, next)
+		slices.Sort(in)
+		k.hint("gpu-h100", int32(24+4*(i+1)))
+		if got, _ := k.admitted(7 + i); !slices.Equal(got, in) {
+			t.Fatalf("%v are admitted, expected %v: %s was next", got, in, next)
+		}
 	}
+	_, wls = k.admitted(10)
 	if n, state := k.promised("gpu-h100"); n != 40 {
 		t.Errorf("40 nodes are promised to ten workloads, but the manager says: %s", state)
 	}

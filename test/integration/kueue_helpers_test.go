@@ -258,29 +258,28 @@ func story(wls map[string]*kueue.Workload) string {
 	return "\n  " + strings.Join(lines, "\n  ")
 }
 
-// admitted waits until exactly these Jobs' workloads are admitted and every other one holds quota and waits.
-func (k *kueueCluster) admitted(names ...string) map[string]*kueue.Workload {
+// admitted waits until exactly so many Jobs' workloads are admitted and every other one holds quota and waits. It returns the
+// names of the former, sorted.
+func (k *kueueCluster) admitted(count int) (names []string, wls map[string]*kueue.Workload) {
 	k.t.Helper()
-	var last map[string]*kueue.Workload
-	eventually(k.t, fmt.Sprintf("exactly %v are admitted", names), func(ctx context.Context) (bool, string) {
-		wls, err := k.workloads(ctx)
-		if err != nil {
+	eventually(k.t, fmt.Sprintf("exactly %d are admitted and the others wait", count), func(ctx context.Context) (bool, string) {
+		var err error
+		if wls, err = k.workloads(ctx); err != nil {
 			return false, err.Error()
 		}
-		last = wls
-		var have []string
+		names = nil
 		waiting := true
 		for name, wl := range wls {
 			if is(wl, kueue.WorkloadAdmitted) {
-				have = append(have, name)
+				names = append(names, name)
 				continue
 			}
 			waiting = waiting && len(wl.Status.AdmissionChecks) == 1 && strings.HasPrefix(wl.Status.AdmissionChecks[0].Message, "needs ")
 		}
-		slices.Sort(have)
-		return slices.Equal(have, names) && waiting, story(wls)
+		slices.Sort(names)
+		return len(names) == count && waiting, story(wls)
 	})
-	return last
+	return names, wls
 }
 
 // promised is how many nodes of the offering the manager says are promised.
