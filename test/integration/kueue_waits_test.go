@@ -10,6 +10,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -150,8 +151,9 @@ func TestKueueWaits(t *testing.T) {
 		if err := k.client.Get(t.Context(), client.ObjectKey{Name: k.ns}, &cq); err != nil {
 			t.Fatal(err)
 		}
+		before := cq.DeepCopy()
 		cq.Spec.Preemption = &kueue.ClusterQueuePreemption{WithinClusterQueue: kueue.PreemptionPolicyLowerPriority}
-		if err := k.client.Update(t.Context(), &cq); err != nil {
+		if err := k.client.Patch(t.Context(), &cq, client.MergeFrom(before)); err != nil {
 			t.Fatal(err)
 		}
 		urgent := &kueue.WorkloadPriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "urgent"}, Value: 1000}
@@ -243,8 +245,9 @@ func TestKueueStaysOnAFlavor(t *testing.T) {
 	if err := k.client.Get(t.Context(), client.ObjectKey{Name: k.ns}, &cq); err != nil {
 		t.Fatal(err)
 	}
-	cq.Spec.ResourceGroups[0].Flavors[0].Resources[0].NominalQuota.Set(0)
-	if err := k.client.Update(t.Context(), &cq); err != nil {
+	before := cq.DeepCopy()
+	cq.Spec.ResourceGroups[0].Flavors[0].Resources[0].NominalQuota = resource.MustParse("0")
+	if err := k.client.Patch(t.Context(), &cq, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	k.untilAdmitted("train")
