@@ -35,7 +35,7 @@ test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whol
 
 # Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
 RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
-	./internal/process/... ./internal/manager/... ./plugins/...
+	./internal/process/... ./internal/manager/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/...
 
 .PHONY: test-race
 test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector
@@ -65,6 +65,7 @@ generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... output:crd:dir=manifests/crd/bases
 	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/... paths=./demand/... output:rbac:dir=manifests/scheduler
 	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
+	$(TOOLS)/controller-gen rbac:roleName=drover-manager-kueue paths=./kueue/... output:rbac:dir=manifests/kueue
 	$(TOOLS)/controller-gen rbac:roleName=drover-autoscaler paths=./autoscaler/... output:rbac:dir=manifests/autoscaler
 
 CLUSTER_ID ?= cluster-1

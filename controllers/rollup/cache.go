@@ -21,6 +21,7 @@ var annotationPrefixes = []string{
 	"scheduling.k8s.io/",
 	"scheduling.x-k8s.io/",
 	"kueue.x-k8s.io/",
+	"autoscaling.x-k8s.io/",
 	"fleet.lucy.sh/",
 	corev1.BetaStorageClassAnnotation, // of claims
 	volume.AnnSelectedNode,            // of claims

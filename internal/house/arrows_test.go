@@ -41,7 +41,9 @@ var arrows = map[string][]string{
 	"transport":               {"api"},
 	"plugins/capacityrequest": {"demand", "capacity", "api"},
 	"plugins/vnaffinity":      {"demand", "capacity", "sharding", "api", "controllers/sharded"},
-	"kueue/admission":         {"capacity", "api", "controllers/sharded"},
+	"kueue/admission":         {"capacity", "api", "controllers/sharded", "kueue/provisioning"},
+	"kueue/provisioning":      {"capacity", "api", "controllers/sharded"},
+	"kueue/kueuetest":         {"internal/controlplane", "internal/process"},
 	"controllers/sharded":     {"sharding", "api"},
 	"controllers/watchgroup":  {"sharding", "api"},
 	"controllers/backstop":    {"demand", "capacity", "api", "controllers/sharded"},
@@ -50,7 +52,7 @@ var arrows = map[string][]string{
 	"autoscaler":              {"capacity", "queue", "sharding", "api", "transport"},
 	"playground":              {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "internal"},
 	"cmd":                     {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
-	"internal":                {"api", "capacity", "sharding", "demand", "transport", "controllers"},
+	"internal":                {"api", "capacity", "sharding", "demand", "transport", "controllers", "kueue"},
 	"internal/controlplane":   {"internal/process"},
 	"internal/process":        {},
 	"internal/builders":       {"api"},
@@ -61,7 +63,7 @@ var arrows = map[string][]string{
 }
 
 // forTests may be imported by any test.
-var forTests = []string{"internal/builders", "internal/controlplane", "api"}
+var forTests = []string{"internal/builders", "internal/controlplane", "kueue/kueuetest", "api"}
 
 // pure cores decide without I/O: nothing of these may be anywhere below them.
 var (

@@ -1,5 +1,5 @@
-// Package manager wires cmd/manager: the roll-up operator and the pod back-stop in one controller-runtime manager, as a
-// ManagerConfiguration says. It decides nothing about capacity itself. Start reading at Run.
+// Package manager wires cmd/manager: the roll-up operator, the pod back-stop and what Kueue is served with, in one
+// controller-runtime manager, as a ManagerConfiguration says. It decides nothing about capacity itself. Start reading at Run.
 package manager
 
 import (
@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -19,11 +20,14 @@ import (
 	ctrlmanager "sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/controllers/backstop"
 	"github.com/drover-sh/drover/controllers/rollup"
+	"github.com/drover-sh/drover/kueue/admission"
+	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
 // LeaseName is the Lease that replicas compete for, in the configuration's namespace.
@@ -81,7 +85,27 @@ func New(ctx context.Context, restConfig *rest.Config, config *configv1alpha1.Ma
 	}); err != nil {
 		return nil, fmt.Errorf("setting up the back-stop: %w", err)
 	}
+	if config.Kueue.Enabled {
+		if err := setupKueue(ctx, mgr, config); err != nil {
+			return nil, err
+		}
+	}
 	return mgr, nil
+}
+
+// setupKueue adds what the manager does for Kueue. Without Kueue's CRDs the caches would never sync, so that is said at once.
+func setupKueue(ctx context.Context, mgr ctrlmanager.Manager, config *configv1alpha1.ManagerConfiguration) error {
+	kind := kueuev1beta2.SchemeGroupVersion.WithKind("Workload")
+	if _, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
+		return fmt.Errorf("kueue.enabled is true, but the cluster does not serve %s: %w", kind, err)
+	}
+	if _, err := admission.SetupWithManager(ctx, mgr, admission.Options{Namespace: config.Namespace}); err != nil {
+		return fmt.Errorf("setting up Kueue's admission check: %w", err)
+	}
+	if err := provisioning.SetupWithManager(mgr, provisioning.Options{Namespace: config.Namespace}); err != nil {
+		return fmt.Errorf("setting up the ProvisioningRequest class: %w", err)
+	}
+	return nil
 }
 
 // Scheme knows every type that the manager reads or writes.
@@ -89,6 +113,8 @@ func Scheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(fleetv1alpha1.AddToScheme(scheme))
+	utilruntime.Must(kueuev1beta2.AddToScheme(scheme))
+	utilruntime.Must(autoscalingv1.AddToScheme(scheme))
 	return scheme
 }
 

@@ -21,6 +21,7 @@ type ManagerConfiguration struct {
 	RollUp         RollUpConfig         `json:"rollUp,omitempty"`
 	Reclaim        ReclaimConfig        `json:"reclaim,omitempty"`
 	Backstop       BackstopConfig       `json:"backstop,omitempty"`
+	Kueue          KueueConfig          `json:"kueue,omitempty"`
 	LeaderElection LeaderElectionConfig `json:"leaderElection,omitempty"`
 
 	// MetricsBindAddress, HealthProbeBindAddress are host:port; "0" turns one off. Defaults :8443 (TLS, with authentication
@@ -84,6 +85,13 @@ type BackstopConfig struct {
 	Burst int32   `json:"burst,omitempty"`
 	// Delay leaves the scheduler plugin time to write first. Default 5s.
 	Delay *metav1.Duration `json:"delay,omitempty"`
+}
+
+// KueueConfig configures what the manager does for Kueue.
+type KueueConfig struct {
+	// Enabled turns on the admission check fleet.lucy.sh/available-capacity and, where the cluster has ProvisioningRequests,
+	// the class fleet.lucy.sh/capacity. Kueue's CRDs have to be installed. Default false.
+	Enabled bool `json:"enabled,omitempty"`
 }
 
 // LeaderElectionConfig configures leader election by a Lease.

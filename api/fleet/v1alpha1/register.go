@@ -25,6 +25,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&CapacityRequest{}, &CapacityRequestList{},
 		&AvailableCapacity{}, &AvailableCapacityList{},
 		&UpcomingNode{}, &UpcomingNodeList{},
+		&CapacityCheckConfig{}, &CapacityCheckConfigList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil

@@ -1,0 +1,444 @@
+package admission
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/capacity"
+)
+
+// Reasons of a Decision, as metrics and Events show them.
+const (
+	ReasonCapacityPromised = "CapacityPromised"
+	ReasonNodesReady       = "NodesReady"
+	ReasonAlreadyRunning   = "AlreadyRunning"
+	ReasonNotConcerned     = "NotConcerned"
+	ReasonHintsStaleOpen   = "HintsStaleFailOpen"
+	ReasonHintsStale       = "HintsStale"
+	ReasonNoOffering       = "NoOffering"
+	ReasonCapacityShort    = "CapacityShort"
+	ReasonNotAtomic        = "NotAtomic"
+	ReasonProvisioning     = "Provisioning"
+	ReasonPodTooLarge      = "PodTooLarge"
+)
+
+// Decision is the state of the check for one workload.
+type Decision struct {
+	State   kueue.CheckState
+	Reason  string
+	Message string
+	// RequeueAfter is the back-off of a Retry.
+	RequeueAfter time.Duration
+	// Nodes are what a Ready of mode Hint promises, by hint.
+	Nodes map[string]int32
+	// Updates are what pods need beside their flavors to get to those nodes.
+	Updates []kueue.PodSetUpdate
+}
+
+// World is what decisions are made against.
+type World struct {
+	// Hints, DaemonSets taken off their nodes.
+	Hints []Hint
+	// Nodes that exist; they only keep a workload from being rejected.
+	Nodes  []NodeShape
+	Ledger *Ledger
+	Now    time.Time
+	// Random gives numbers in [0, 1) for jitter.
+	Random func() float64
+}
+
+// Decide says what becomes of a workload of mode Hint. It changes nothing: who acts on a Ready records the promise first.
+//
+// Only a pod that no node of its flavor could ever carry, or a gang that the configuration refuses, is Rejected. Everything
+// else waits with its quota (Pending) until the configured time-out and then gives the quota back (Retry).
+func Decide(w *Workload, world World) Decision {
+	if d, done := trivial(w); done {
+		return d
+	}
+	var sets []*PodSet
+	for i := range w.PodSets {
+		if w.PodSets[i].Concerned && w.PodSets[i].Count > 0 {
+			sets = append(sets, &w.PodSets[i])
+		}
+	}
+	// Who can go to the fewest places goes first: gangs, then large pods.
+	slices.SortStableFunc(sets, func(a, b *PodSet) int {
+		_, x := a.resource()
+		_, y := b.resource()
+		return cmp.Or(boolOrder(b.Gang(), a.Gang()), cmp.Compare(y, x))
+	})
+	stock := newStock(w, world)
+	nodes := map[string]int32{}
+	used := map[string][]*Hint{} // by pod set
+	open := false
+	for _, set := range sets {
+		matching := stock.matching(set)
+		fresh := stock.fresh(matching)
+		if len(fresh) == 0 && (len(matching) > 0 || len(stock.fresh(stock.hints)) == 0) {
+			if w.Config.OnStale == fleetv1alpha1.StaleFailOpen {
+				open = true
+				continue
+			}
+			return wait(w, world, ReasonHintsStale, fmt.Sprintf("needs %s; hints are stale%s", asks(set), stock.newest(matching)))
+		}
+		if len(fresh) == 0 {
+			return wait(w, world, ReasonNoOffering, fmt.Sprintf("needs %s; no AvailableCapacity matches%s", asks(set), demanded(set)))
+		}
+		if proof := tooLarge(set, matching, fresh, world.Nodes); proof != "" {
+			return Decision{State: kueue.CheckStateRejected, Reason: ReasonPodTooLarge, Message: proof}
+		}
+		hints, short := stock.place(set, fresh, nodes)
+		if short != nil {
+			if short.reason == ReasonNotAtomic && short.never && w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
+				return Decision{State: kueue.CheckStateRejected, Reason: ReasonNotAtomic, Message: short.message}
+			}
+			return wait(w, world, short.reason, short.message)
+		}
+		used[set.Name] = hints
+	}
+	if open {
+		return Decision{State: kueue.CheckStateReady, Reason: ReasonHintsStaleOpen, Nodes: nodes,
+			Message: "admitted unseen: hints are stale, and the check is configured to fail open"}
+	}
+	return Decision{
+		State: kueue.CheckStateReady, Reason: ReasonCapacityPromised, Nodes: nodes,
+		Message: stock.promiseMessage(nodes), Updates: updates(w, used),
+	}
+}
+
+// trivial decides what needs no look at the fleet.
+func trivial(w *Workload) (Decision, bool) {
+	if w.Running {
+		return Decision{State: kueue.CheckStateReady, Reason: ReasonAlreadyRunning,
+			Message: "the workload was admitted before it met this check"}, true
+	}
+	for i := range w.PodSets {
+		if w.PodSets[i].Concerned && w.PodSets[i].Count > 0 {
+			return Decision{}, false
+		}
+	}
+	return Decision{State: kueue.CheckStateReady, Reason: ReasonNotConcerned,
+		Message: "no pod of the workload uses a flavor that this check is for"}, true
+}
+
+// wait keeps the workload Pending, or sends it back when it has held its quota long enough.
+func wait(w *Workload, world World, reason, why string) Decision {
+	timeout := w.Config.Timeout.Duration
+	if held := world.Now.Sub(w.Reserved); held >= timeout {
+		after := Backoff(w.Config, w.Retries, world.Random)
+		message := fmt.Sprintf("%s; queued again in %s", why, seconds(after))
+		if timeout > 0 {
+			message = fmt.Sprintf("%s; gave its quota back after %s; queued again in %s", why, timeout, seconds(after))
+		}
+		return Decision{State: kueue.CheckStateRetry, Reason: reason, Message: message, RequeueAfter: after}
+	}
+	return Decision{State: kueue.CheckStatePending, Reason: reason,
+		Message: fmt.Sprintf("%s; next check in %s", why, seconds(w.Config.CheckPeriod.Duration))}
+}
+
+// Backoff is the pause before a workload that was sent back is queued again: doubled with every retry, a fifth of jitter on
+// top, never above the configured most.
+func Backoff(config fleetv1alpha1.CapacityCheckConfigSpec, retries int32, random func() float64) time.Duration {
+	base, most := config.BackoffBase.Duration, config.BackoffMax.Duration
+	d := most
+	if retries < 32 && base < most>>retries {
+		d = base << retries
+	}
+	d = min(d+time.Duration(0.2*random()*float64(d)), most)
+	return max(d.Round(time.Second), time.Second)
+}
+
+// tooLarge proves that a pod of the set can never run in its flavor, or returns "". The proof holds only if every matching
+// hint is fresh: a stale one may have grown.
+func tooLarge(set *PodSet, matching, fresh []*Hint, nodes []NodeShape) string {
+	if len(matching) != len(fresh) {
+		return ""
+	}
+	var largest *Hint
+	name, amount := set.resource()
+	for _, h := range fresh {
+		if set.Profile.Resources.Fits(h.Template.Allocatable) {
+			return ""
+		}
+		if largest == nil || h.Template.Allocatable[name] > largest.Template.Allocatable[name] {
+			largest = h
+		}
+	}
+	for _, n := range nodes {
+		if set.Profile.MatchesLabels(n.Labels) && set.Profile.Resources.Fits(n.Allocatable) {
+			return ""
+		}
+	}
+	if lacking := set.Profile.Resources.Lacking(largest.Template.Allocatable); len(lacking) > 0 && !slices.Contains(lacking, name) {
+		name = lacking[0]
+		amount = set.Profile.Resources[name]
+	}
+	return fmt.Sprintf("can never run in flavor %s: a pod of set %s asks for %s, and the largest node that can be had, %s, has %s",
+		set.Flavor, set.Name, quantity(name, amount), largest.Name, quantity(name, largest.Template.Allocatable[name]))
+}
+
+// stock is what is left of the hints while one workload is decided.
+type stock struct {
+	world World
+	w     *Workload
+	hints []*Hint
+	free  map[string]int32
+	// opened are nodes that this workload takes already and that have room left, by hint.
+	opened map[string][]opened
+}
+
+// opened are a number of alike nodes.
+type opened struct {
+	free  capacity.Resources
+	count int32
+}
+
+func newStock(w *Workload, world World) *stock {
+	s := &stock{world: world, w: w, free: map[string]int32{}, opened: map[string][]opened{}}
+	for i := range world.Hints {
+		h := &world.Hints[i]
+		s.hints = append(s.hints, h)
+		s.free[h.Name] = max(0, h.Count-world.Ledger.Promised(h.Name, w.Key))
+	}
+	// The surest first, then the cheapest.
+	slices.SortFunc(s.hints, func(a, b *Hint) int {
+		return cmp.Or(
+			cmp.Compare(slices.Index(confidence, a.Availability), slices.Index(confidence, b.Availability)),
+			cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name),
+		)
+	})
+	return s
+}
+
+// matching lists the hints whose nodes the pods could run on, room aside.
+func (s *stock) matching(set *PodSet) []*Hint {
+	var out []*Hint
+	for _, h := range s.hints {
+		if meets(&h.Template, &set.Profile) &&
+			(set.Selected || capacity.Tolerates(set.Profile.Tolerations, h.Template.Taints)) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+func meets(t *capacity.Template, p *capacity.Profile) bool {
+	all := func(reqs []capacity.Requirement) bool {
+		return !slices.ContainsFunc(reqs, func(r capacity.Requirement) bool { return !t.CouldMeet(r) })
+	}
+	return all(p.Requirements) || slices.ContainsFunc(p.Alternatives, all)
+}
+
+func (s *stock) fresh(hints []*Hint) []*Hint {
+	var out []*Hint
+	for _, h := range hints {
+		if h.Fresh(s.world.Now, s.w.Config.StaleAfter.Duration) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// newest says how old the youngest of the hints is.
+func (s *stock) newest(hints []*Hint) string {
+	var last time.Time
+	for _, h := range hints {
+		if h.Observed.After(last) {
+			last = h.Observed
+		}
+	}
+	if last.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(", last confirmed at %s", last.UTC().Format(time.RFC3339))
+}
+
+type shortfall struct {
+	reason, message string
+	never           bool // the offerings themselves rule it out, not their stock
+}
+
+// place takes room for all pods of the set, adds the nodes to those of the workload, and says which hints it took from; or
+// takes nothing and says what is lacking.
+func (s *stock) place(set *PodSet, fresh []*Hint, nodes map[string]int32) ([]*Hint, *shortfall) {
+	threshold := s.w.Config.MinAvailability
+	var sure, usable []*Hint
+	notAtomic := 0
+	for _, h := range fresh {
+		if !reaches(h.Availability, threshold) {
+			continue
+		}
+		sure = append(sure, h)
+		if set.Gang() && !h.Atomic && s.w.Config.AtomicProvisioning != fleetv1alpha1.AtomicWaive &&
+			s.room(set, h, 1) < set.Count {
+			notAtomic++
+			continue
+		}
+		usable = append(usable, h)
+	}
+	if set.Gang() {
+		// All members come from one offering: two cannot be had together or not at all.
+		for _, h := range usable {
+			if s.room(set, h, math.MaxInt32) >= set.Count {
+				s.take(set, h, set.Count, nodes)
+				return []*Hint{h}, nil
+			}
+		}
+	} else if s.total(set, usable) >= set.Count {
+		var from []*Hint
+		for left := set.Count; left > 0; {
+			h := usable[0]
+			usable = usable[1:]
+			if n := min(left, s.room(set, h, math.MaxInt32)); n > 0 {
+				s.take(set, h, n, nodes)
+				from, left = append(from, h), left-n
+			}
+		}
+		return from, nil
+	}
+	return nil, s.explain(set, fresh, sure, notAtomic)
+}
+
+func (s *stock) explain(set *PodSet, fresh, sure []*Hint, notAtomic int) *shortfall {
+	if notAtomic > 0 && notAtomic == len(sure) {
+		return &shortfall{
+			reason: ReasonNotAtomic, never: !slices.ContainsFunc(fresh, func(h *Hint) bool { return h.Atomic }),
+			message: fmt.Sprintf("needs %s all together; no offering that matches supports atomic provisioning", asks(set)),
+		}
+	}
+	if len(sure) == 0 {
+		best := fresh[0]
+		return &shortfall{reason: ReasonCapacityShort, message: fmt.Sprintf("needs %s; %d available, %s, which is below %s",
+			asks(set), s.total(set, fresh), best.Availability, s.w.Config.MinAvailability)}
+	}
+	have := s.total(set, sure)
+	if set.Gang() {
+		have = 0
+		for _, h := range sure {
+			have = max(have, s.room(set, h, math.MaxInt32))
+		}
+	}
+	message := fmt.Sprintf("needs %s; %d available, %s", asks(set), have, sure[0].Availability)
+	var promised int32
+	for _, h := range sure {
+		promised += min(h.Count, s.world.Ledger.Promised(h.Name, s.w.Key))
+	}
+	if promised > 0 {
+		message += fmt.Sprintf(" (%d nodes are promised to others)", promised)
+	}
+	return &shortfall{reason: ReasonCapacityShort, message: message}
+}
+
+func (s *stock) total(set *PodSet, hints []*Hint) int32 {
+	var n int64
+	for _, h := range hints {
+		n += int64(s.room(set, h, math.MaxInt32))
+	}
+	return int32(min(n, math.MaxInt32))
+}
+
+// room is how many pods of the set the hint carries on at most that many new nodes and on what the workload has opened.
+func (s *stock) room(set *PodSet, h *Hint, newNodes int32) int32 {
+	n := int64(min(newNodes, s.free[h.Name])) * int64(perNode(set, h.Template.Allocatable))
+	for _, o := range s.opened[h.Name] {
+		n += int64(o.count) * int64(perNode(set, o.free))
+	}
+	return int32(min(n, math.MaxInt32))
+}
+
+// take puts that many pods on the hint's nodes; there is room for them.
+func (s *stock) take(set *PodSet, h *Hint, pods int32, nodes map[string]int32) {
+	var rest []opened
+	use := func(free capacity.Resources, count int32) (left int32) {
+		each := perNode(set, free)
+		if each == 0 || pods == 0 {
+			return count
+		}
+		full := min(count, pods/each)
+		if full > 0 {
+			rest = append(rest, opened{less(free, set.Profile.Resources, each), full})
+			pods, count = pods-full*each, count-full
+		}
+		if pods > 0 && count > 0 {
+			rest = append(rest, opened{less(free, set.Profile.Resources, pods), 1})
+			pods, count = 0, count-1
+		}
+		return count
+	}
+	for _, o := range s.opened[h.Name] {
+		if left := use(o.free, o.count); left > 0 {
+			rest = append(rest, opened{o.free, left})
+		}
+	}
+	before := s.free[h.Name]
+	s.free[h.Name] = use(h.Template.Allocatable, before)
+	if n := before - s.free[h.Name]; n > 0 {
+		nodes[h.Name] += n
+	}
+	s.opened[h.Name] = rest
+}
+
+// perNode is how many pods of the set a node with that much room carries.
+func perNode(set *PodSet, free capacity.Resources) int32 {
+	n := int64(math.MaxInt32)
+	if pods, limited := free["pods"]; limited {
+		n = pods
+	}
+	for name, v := range set.Profile.Resources {
+		if v > 0 {
+			n = min(n, free[name]/v)
+		}
+	}
+	for _, a := range set.Profile.AntiAffinity {
+		if a.TopologyKey == "kubernetes.io/hostname" {
+			n = min(n, 1)
+		}
+	}
+	return int32(max(n, 0))
+}
+
+// less is what n pods leave of the room. Each takes one of the pods that a node may carry, where those are limited.
+func less(free, each capacity.Resources, n int32) capacity.Resources {
+	taken := capacity.Resources{}
+	for name, v := range each {
+		taken[name] = v * int64(n)
+	}
+	limit, limited := free["pods"]
+	left := free.Sub(taken)
+	if limited {
+		left["pods"] = limit - int64(n) // kept at zero, as an absent limit is none
+	}
+	return left
+}
+
+func (s *stock) promiseMessage(nodes map[string]int32) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		i := slices.IndexFunc(s.hints, func(h *Hint) bool { return h.Name == name })
+		part := fmt.Sprintf("%d × %s (%s", nodes[name], name, s.hints[i].Availability)
+		if ready := s.hints[i].Ready; ready > 0 {
+			part += ", about " + ready.String()
+		}
+		parts = append(parts, part+")")
+	}
+	return "nodes can be had: " + strings.Join(parts, ", ")
+}
+
+func boolOrder(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	default:
+		return -1
+	}
+}

@@ -1,0 +1,140 @@
+package admission
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Promise is capacity set aside for one workload by one check.
+type Promise struct {
+	Key string
+	// Nodes by the name of the hint that they are taken from.
+	Nodes map[string]int32
+	Since time.Time
+	// Until is when the promise lapses by itself.
+	Until time.Time
+	// Admitted is true once Kueue has admitted the workload: its pods ask for the nodes themselves.
+	Admitted bool
+}
+
+// Ledger holds what was promised and not seen to be taken yet. It is not safe for concurrent use.
+//
+// A promise ends when its workload is evicted, finished or deleted, when its pods run, at its time-out, or, once the workload
+// is admitted, when the hint's count falls by its nodes: then the autoscaler has taken the demand, and to keep the promise
+// would count the nodes twice. Whose demand made a hint fall cannot be seen; the oldest admitted promise gives way.
+type Ledger struct {
+	promises map[string]*Promise
+	counts   map[string]int32 // of each hint when it was last seen
+}
+
+// NewLedger returns an empty ledger.
+func NewLedger() *Ledger { return &Ledger{promises: map[string]*Promise{}, counts: map[string]int32{}} }
+
+// Promise records p in the place of what was promised under its key.
+func (l *Ledger) Promise(p Promise) {
+	p.Nodes = maps.Clone(p.Nodes)
+	l.promises[p.Key] = &p
+}
+
+// Get returns the promise under the key.
+func (l *Ledger) Get(key string) (Promise, bool) {
+	p, ok := l.promises[key]
+	if !ok {
+		return Promise{}, false
+	}
+	return *p, true
+}
+
+// Release ends a promise. It reports whether there was one.
+func (l *Ledger) Release(key string) bool {
+	_, ok := l.promises[key]
+	delete(l.promises, key)
+	return ok
+}
+
+// Admitted notes that Kueue has admitted the workload.
+func (l *Ledger) Admitted(key string) {
+	if p := l.promises[key]; p != nil {
+		p.Admitted = true
+	}
+}
+
+// Promised is how many nodes of the hint are set aside, those for key not counted.
+func (l *Ledger) Promised(hint, except string) int32 {
+	var n int32
+	for key, p := range l.promises {
+		if key != except {
+			n += p.Nodes[hint]
+		}
+	}
+	return n
+}
+
+// Len is the number of promises.
+func (l *Ledger) Len() int { return len(l.promises) }
+
+// Keys lists the promises, sorted.
+func (l *Ledger) Keys() []string { return slices.Sorted(maps.Keys(l.promises)) }
+
+// Totals is how many nodes are set aside, by hint.
+func (l *Ledger) Totals() map[string]int32 {
+	totals := map[string]int32{}
+	for _, p := range l.promises {
+		for hint, n := range p.Nodes {
+			totals[hint] += n
+		}
+	}
+	return totals
+}
+
+// Expire ends the promises that have lapsed and returns when the next one will; zero: none.
+func (l *Ledger) Expire(now time.Time) (next time.Time) {
+	for key, p := range l.promises {
+		if !p.Until.After(now) {
+			delete(l.promises, key)
+			continue
+		}
+		if next.IsZero() || p.Until.Before(next) {
+			next = p.Until
+		}
+	}
+	return next
+}
+
+// Observe notes the hints' counts. What a count has fallen by was taken, and is settled with the admitted promises on that
+// hint, the oldest first.
+func (l *Ledger) Observe(hints []Hint) {
+	seen := make(map[string]int32, len(hints))
+	for i := range hints {
+		name, count := hints[i].Name, hints[i].Count
+		seen[name] = count
+		if before, known := l.counts[name]; known && count < before {
+			l.settle(name, before-count)
+		}
+	}
+	l.counts = seen
+}
+
+func (l *Ledger) settle(hint string, taken int32) {
+	var owed []*Promise
+	for _, p := range l.promises {
+		if p.Admitted && p.Nodes[hint] > 0 {
+			owed = append(owed, p)
+		}
+	}
+	slices.SortFunc(owed, func(a, b *Promise) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Key, b.Key))
+	})
+	for _, p := range owed {
+		n := min(taken, p.Nodes[hint])
+		taken -= n
+		if p.Nodes[hint] -= n; p.Nodes[hint] == 0 {
+			delete(p.Nodes, hint)
+		}
+		if len(p.Nodes) == 0 {
+			delete(l.promises, p.Key)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package provisioning
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/capacity"
+)
+
+// state is what the cluster holds of one booking.
+type state struct {
+	// names maps the name of every request that the booking ever has to its pod set.
+	names    map[string]int
+	requests map[string]*fleetv1alpha1.CapacityRequest
+	pods     []Consumer
+	owner    types.UID
+}
+
+func (r *Reconciler) stateOf(ctx context.Context, pr *autoscalingv1.ProvisioningRequest) (*state, error) {
+	s := &state{names: Slots(pr), requests: map[string]*fleetv1alpha1.CapacityRequest{}, owner: pr.UID}
+	var requests fleetv1alpha1.CapacityRequestList
+	if err := r.Client.List(ctx, &requests, client.InNamespace(pr.Namespace),
+		client.MatchingFields{indexBooking: string(pr.UID)}); err != nil {
+		return nil, fmt.Errorf("listing the CapacityRequests of %s/%s: %w", pr.Namespace, pr.Name, err)
+	}
+	for i := range requests.Items {
+		if _, own := s.names[requests.Items[i].Name]; own {
+			s.requests[requests.Items[i].Name] = &requests.Items[i]
+		}
+	}
+	var pods corev1.PodList
+	if err := r.Client.List(ctx, &pods, client.InNamespace(pr.Namespace), client.UnsafeDisableDeepCopy,
+		client.MatchingFields{indexConsumes: pr.Name}); err != nil {
+		return nil, fmt.Errorf("listing the pods that consume %s/%s: %w", pr.Namespace, pr.Name, err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		// A pod of an earlier request of the same name has nothing to do with this one.
+		if pod.DeletionTimestamp != nil || pod.CreationTimestamp.Before(&pr.CreationTimestamp) {
+			continue
+		}
+		s.pods = append(s.pods, Consumer{
+			Name: pod.Name, UID: pod.UID, Profile: capacity.ProfileOfPod(pod),
+			Bound: pod.Spec.NodeName != "", Ended: capacity.IsTerminal(pod),
+		})
+	}
+	return s, nil
+}
+
+func (s *state) total() int32 { return int32(len(s.names)) }
+
+// counts gives the requests that the booking holds, those that pods own, and how many of the former are acknowledged.
+func (s *state) counts() (held, handedOver, acknowledged int32) {
+	for _, slot := range s.slots(false) {
+		switch {
+		case slot.Pod != "":
+			handedOver++
+		case slot.Acknowledged:
+			held, acknowledged = held+1, acknowledged+1
+		default:
+			held++
+		}
+	}
+	return held, handedOver, acknowledged
+}
+
+// slots lists the requests that there are, and with missing those still to be written, which are as good as held.
+func (s *state) slots(missing bool) []Slot {
+	var slots []Slot
+	for name, podSet := range s.names {
+		cr := s.requests[name]
+		if cr == nil {
+			if missing {
+				slots = append(slots, Slot{Name: name, PodSet: podSet})
+			}
+			continue
+		}
+		slot := Slot{
+			Name: name, PodSet: podSet, Acknowledged: cr.Status.Phase == fleetv1alpha1.CapacityRequestAcknowledged,
+		}
+		if owner := metav1.GetControllerOfNoCopy(cr); owner == nil || owner.UID != s.owner {
+			slot.Pod = "unknown"
+			for _, ref := range cr.OwnerReferences {
+				slot.Pod = ref.UID
+			}
+		}
+		slots = append(slots, slot)
+	}
+	return slots
+}
+
+// booking reads the booking from the requests that are left of it. A pod set of which none is left asks for nothing.
+func (s *state) booking(pr *autoscalingv1.ProvisioningRequest) Booking {
+	b := Booking{Key: client.ObjectKeyFromObject(pr), UID: pr.UID}
+	for _, set := range pr.Spec.PodSets {
+		b.PodSets = append(b.PodSets, PodSet{Count: set.Count})
+	}
+	for name, cr := range s.requests {
+		b.PodSets[s.names[name]].Profile = capacity.ProfileOfRequest(&cr.Spec)
+	}
+	return b
+}
+
+// observeRoom finds out where the booking fits.
+func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, b Booking, state *state,
+	o *Observation) error {
+	var list corev1.NodeList
+	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy, client.HasLabels{fleetv1alpha1.LabelMachine}); err != nil {
+		return fmt.Errorf("listing the fleet's nodes: %w", err)
+	}
+	held := isTrue(pr.Status.Conditions, autoscalingv1.Provisioned)
+	if held {
+		for _, name := range bookedNodes(pr.Status.ProvisioningClassDetails) {
+			if !slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return n.Name == name }) {
+				o.Vanished = append(o.Vanished, name)
+			}
+		}
+		if len(o.Vanished) == 0 {
+			return nil
+		}
+	}
+	var nodes []Node
+	for i := range list.Items {
+		n := &list.Items[i]
+		if !held && !IsReady(n) {
+			continue
+		}
+		var pods corev1.PodList
+		if err := r.Client.List(ctx, &pods, client.UnsafeDisableDeepCopy, client.MatchingFields{indexNode: n.Name}); err != nil {
+			return fmt.Errorf("listing the pods on node %s: %w", n.Name, err)
+		}
+		nodes = append(nodes, NodeOf(n, pods.Items))
+	}
+	room := NewRoom(nodes)
+	if err := r.promise(ctx, pr, room); err != nil {
+		return err
+	}
+	o.Placement = room.Place(Outstanding(b.PodSets, state.slots(!held), state.pods))
+	if !o.Placement.Complete() {
+		return r.observeUpcoming(ctx, b, o)
+	}
+	return nil
+}
+
+// promise takes out of the room what other bookings hold.
+func (r *Reconciler) promise(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, room *Room) error {
+	var all autoscalingv1.ProvisioningRequestList
+	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("listing ProvisioningRequests: %w", err)
+	}
+	for i := range all.Items {
+		other := &all.Items[i]
+		if other.UID == pr.UID || other.Spec.ProvisioningClassName != ClassName || ended(other) {
+			continue
+		}
+		nodes := bookedNodes(other.Status.ProvisioningClassDetails)
+		if !isTrue(other.Status.Conditions, autoscalingv1.Provisioned) {
+			// The cache may be behind what was written a moment ago.
+			p, written := r.promised[client.ObjectKeyFromObject(other)]
+			if !written || p.to != other.UID {
+				continue
+			}
+			nodes = p.nodes
+		}
+		state, err := r.stateOf(ctx, other)
+		if err != nil {
+			return err
+		}
+		room.Promise(Outstanding(state.booking(other).PodSets, state.slots(false), state.pods), nodes)
+	}
+	return nil
+}
+
+// observeUpcoming counts the nodes on their way that one of the pod sets could use.
+func (r *Reconciler) observeUpcoming(ctx context.Context, b Booking, o *Observation) error {
+	var upcoming fleetv1alpha1.UpcomingNodeList
+	if err := r.Client.List(ctx, &upcoming, client.UnsafeDisableDeepCopy, client.InNamespace(r.Namespace)); err != nil {
+		return fmt.Errorf("listing UpcomingNodes in %s: %w", r.Namespace, err)
+	}
+	for i := range upcoming.Items {
+		u := &upcoming.Items[i]
+		if u.Status.Phase == fleetv1alpha1.UpcomingNodeReady || u.Status.Phase == fleetv1alpha1.UpcomingNodeFailed {
+			continue
+		}
+		if slices.ContainsFunc(b.PodSets, func(s PodSet) bool {
+			return s.Profile.MatchesLabels(u.Spec.Labels) && capacity.Tolerates(s.Profile.Tolerations, u.Spec.Taints)
+		}) {
+			o.Upcoming++
+		}
+	}
+	return nil
+}
