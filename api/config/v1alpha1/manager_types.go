@@ -90,7 +90,7 @@ type BackstopConfig struct {
 // KueueConfig configures what the manager does for Kueue.
 type KueueConfig struct {
 	// Enabled turns on the admission check fleet.lucy.sh/available-capacity and, where the cluster has ProvisioningRequests,
-	// the class fleet.lucy.sh/capacity. Kueue's CRDs have to be installed. Default false.
+	// the class capacity.fleet.lucy.sh. Kueue's CRDs have to be installed. Default false.
 	Enabled bool `json:"enabled,omitempty"`
 }
 
