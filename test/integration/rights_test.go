@@ -289,6 +289,7 @@ func playEverything(t *testing.T) {
 		}
 	}
 	remove(t, hopeless)
+	meetOwnRequest(t, f, ns)
 	remove(t, trainer)
 
 	// Two pods stand on the two nodes of the job that ends now; one node is enough for them, so one of them is evicted.
@@ -309,6 +310,30 @@ func playEverything(t *testing.T) {
 		failure := list(ctx, &hints)
 		return failure == "" && len(hints.Items) == 1, fmt.Sprint(len(hints.Items), failure)
 	})
+}
+
+// meetOwnRequest lets a scheduler that comes anew find what the one before it has asked for.
+func meetOwnRequest(t *testing.T, f *fleet, ns string) {
+	t.Helper()
+	f.setOfferings(t, strings.NewReplacer("count: 52", "count: 0", "count: 64", "count: 0").Replace(defaultOfferings))
+	waitAvailable(t, "gpu-8", 0)
+	waiting := job(t, ns, "waiting", 1, requests("nvidia.com/gpu", "8"), tolerateGPU)
+	eventually(t, "the pod has asked", func(ctx context.Context) (bool, string) {
+		var all fleetv1alpha1.CapacityRequestList
+		failure := list(ctx, &all, client.InNamespace(ns))
+		asked := slices.ContainsFunc(all.Items, func(r fleetv1alpha1.CapacityRequest) bool {
+			return strings.HasPrefix(r.Name, "cr-waiting-")
+		})
+		return asked, fmt.Sprint(len(all.Items), failure)
+	})
+	f.kill("scheduler")
+	token := scraperToken(t)
+	eventually(t, "the new scheduler meets the request", func(ctx context.Context) (bool, string) {
+		n, _, err := f.metric(ctx, "scheduler", token, `drover_demand_writes_total{result="existed",source="scheduler"}`)
+		return n > 0, fmt.Sprint(n, err)
+	})
+	remove(t, waiting)
+	f.setOfferings(t, defaultOfferings)
 }
 
 // waitForClaims brings pods that wait for claims, and waits until the manager has looked where the claims lead.
