@@ -357,6 +357,11 @@ func (r *Runner) submit(ctx context.Context, rollUp *RollUp, digest digest) erro
 	}
 	r.waiters = append(r.waiters, w)
 	r.mu.Unlock()
+	return r.stored(ctx, w, "roll-up")
+}
+
+// stored starts a turn and returns once what w waits for is in the store. what names it in the error.
+func (r *Runner) stored(ctx context.Context, w *waiter, what string) error {
 	r.wake()
 	select {
 	case err := <-w.done:
@@ -364,6 +369,6 @@ func (r *Runner) submit(ctx context.Context, rollUp *RollUp, digest digest) erro
 	case <-r.hub.closed:
 		return errStopping
 	case <-ctx.Done():
-		return fmt.Errorf("waiting for the roll-up to be stored: %w", ctx.Err())
+		return fmt.Errorf("waiting for the %s to be stored: %w", what, ctx.Err())
 	}
 }

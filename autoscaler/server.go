@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -109,15 +108,7 @@ func (r *Runner) report(ctx context.Context, cluster string, observations []Obse
 	r.engine.Report(r.clock.Now(), cluster, observations)
 	r.waiters = append(r.waiters, w)
 	r.mu.Unlock()
-	r.wake()
-	select {
-	case err := <-w.done:
-		return err
-	case <-r.hub.closed:
-		return errStopping
-	case <-ctx.Done():
-		return fmt.Errorf("waiting for the report to be stored: %w", ctx.Err())
-	}
+	return r.stored(ctx, w, "report")
 }
 
 // Subscribe implements fleetpb.CapacityFeedServer.
