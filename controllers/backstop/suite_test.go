@@ -131,11 +131,12 @@ func unschedulable(t *testing.T, c client.Client, pod *corev1.Pod) *corev1.Pod {
 func rejected(t *testing.T, c client.Client, pod *corev1.Pod, message string) *corev1.Pod {
 	t.Helper()
 	create(t, c, pod)
+	before := pod.DeepCopy()
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
 		Message: message, LastTransitionTime: metav1.Now(),
 	}}
-	if err := c.Status().Update(t.Context(), pod); err != nil {
+	if err := c.Status().Patch(t.Context(), pod, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	return pod

@@ -34,8 +34,9 @@ func TestAnOperatorThatLosesItsLeaseStops(t *testing.T) {
 	pod := replica("held", "node-00").Label("app", "held").
 		Condition(corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}).Obj()
 	create(t, c, managed(0), managed(1), budget, pod)
+	before := budget.DeepCopy()
 	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, CurrentHealthy: 1, DesiredHealthy: 1, ExpectedPods: 1}
-	if err := c.Status().Update(t.Context(), budget); err != nil {
+	if err := c.Status().Patch(t.Context(), budget, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	autoscaler, conn := newScripted(t)

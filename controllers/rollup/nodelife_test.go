@@ -27,11 +27,12 @@ func node(t *testing.T, c client.Client, name string) *corev1.Node {
 func setReady(t *testing.T, c client.Client, name string) {
 	t.Helper()
 	n := node(t, c, name)
+	before := n.DeepCopy()
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue,
 		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
 	n.Status.Allocatable = builders.Resources("cpu", "15", "memory", "60Gi", "pods", "110")
 	n.Status.Capacity = n.Status.Allocatable
-	if err := c.Status().Update(t.Context(), n); err != nil {
+	if err := c.Status().Patch(t.Context(), n, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -110,8 +111,9 @@ func TestNodeLife(t *testing.T) {
 
 	// Somebody takes the label off: it comes back, and the machine is not gone.
 	n := node(t, c, "node-1")
+	before := n.DeepCopy()
 	delete(n.Labels, fleetv1alpha1.LabelMachine)
-	if err := c.Update(t.Context(), n); err != nil {
+	if err := c.Patch(t.Context(), n, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {

@@ -156,9 +156,10 @@ func TestDrainRespectsBudgets(t *testing.T) {
 	create(t, c, budget)
 	allow := func(n int32) {
 		t.Helper()
+		before := budget.DeepCopy()
 		budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: n,
 			CurrentHealthy: 1, DesiredHealthy: 1 - n, ExpectedPods: 1}
-		if err := c.Status().Update(t.Context(), budget); err != nil {
+		if err := c.Status().Patch(t.Context(), budget, client.MergeFrom(before)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -214,8 +215,9 @@ func TestWithdrawnReclaim(t *testing.T) {
 			if err := c.Get(t.Context(), client.ObjectKeyFromObject(cordoned), cordoned); err != nil {
 				t.Fatal(err)
 			}
+			before := cordoned.DeepCopy()
 			cordoned.Spec.Unschedulable = true
-			if err := c.Update(t.Context(), cordoned); err != nil {
+			if err := c.Patch(t.Context(), cordoned, client.MergeFrom(before)); err != nil {
 				t.Fatal(err)
 			}
 			autoscaler, conn := newScripted(t)

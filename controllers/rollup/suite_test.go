@@ -321,8 +321,9 @@ func create(t *testing.T, c client.Client, objects ...client.Object) {
 		case *corev1.Pod:
 			pod := obj.(*corev1.Pod)
 			if want.Status.Phase != "" {
+				before := pod.DeepCopy()
 				pod.Status = want.Status
-				if err := c.Status().Update(t.Context(), pod); err != nil {
+				if err := c.Status().Patch(t.Context(), pod, client.MergeFrom(before)); err != nil {
 					t.Fatal(err)
 				}
 			}

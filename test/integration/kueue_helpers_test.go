@@ -185,16 +185,18 @@ func (k *kueueCluster) hint(name string, nodes int32) {
 	want.UID = ""
 	var have fleetv1alpha1.AvailableCapacity
 	if err := k.client.Get(k.t.Context(), client.ObjectKeyFromObject(want), &have); err == nil {
+		before := have.DeepCopy()
 		have.Spec = want.Spec
-		if err := k.client.Update(k.t.Context(), &have); err != nil {
+		if err := k.client.Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
 			k.t.Fatal(err)
 		}
 	} else {
 		k.create(want)
 		have = *want
 	}
+	before := have.DeepCopy()
 	have.Status.ObservedTime = &metav1.Time{Time: time.Now()}
-	if err := k.client.Status().Update(k.t.Context(), &have); err != nil {
+	if err := k.client.Status().Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
 		k.t.Fatal(err)
 	}
 }

@@ -136,8 +136,9 @@ func TestKueueWaits(t *testing.T) {
 		if err := k.client.Get(t.Context(), client.ObjectKey{Name: k.ns}, &config); err != nil {
 			t.Fatal(err)
 		}
+		before := config.DeepCopy()
 		config.Spec.MinAvailability = "Low"
-		if err := k.client.Update(t.Context(), &config); err != nil {
+		if err := k.client.Patch(t.Context(), &config, client.MergeFrom(before)); err != nil {
 			t.Fatal(err)
 		}
 		k.untilAdmitted("waits")
@@ -350,8 +351,9 @@ func (k *kueueCluster) availability(hint string, a fleetv1alpha1.Availability) {
 	if err := k.client.Get(k.t.Context(), client.ObjectKey{Namespace: system, Name: hint}, &have); err != nil {
 		k.t.Fatal(err)
 	}
+	before := have.DeepCopy()
 	have.Spec.Availability = a
-	if err := k.client.Update(k.t.Context(), &have); err != nil {
+	if err := k.client.Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -362,11 +364,8 @@ func (k *kueueCluster) node(name, instanceType string) {
 	n := builders.Node(name).Label(corev1.LabelInstanceTypeStable, instanceType).Allocatable("cpu", "96", "nvidia.com/gpu", "8", "pods", "110").Obj()
 	n.UID = ""
 	n.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake"}
+	n.Status.Capacity = n.Status.Allocatable // a Node is created with its status; from then on it is kwok's and the controller-manager's
 	k.create(n)
-	n.Status.Capacity = n.Status.Allocatable
-	if err := k.client.Status().Update(k.t.Context(), n); err != nil {
-		k.t.Fatal(err)
-	}
 }
 
 // events are the notes of the namespace's Events.
