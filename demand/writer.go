@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,11 @@ type Options struct {
 	// QPS and Burst bound the writes. Defaults 200 and 400.
 	QPS   float64
 	Burst int
+	// Yield is for a writer that shares its processors with the loop that finds the failures. While failures are asked about
+	// (Settled) less than Yield apart, the writer takes a quarter of QPS and no burst, and makes up for it afterwards: a
+	// write costs about as much CPU as a tenth of a scheduling attempt, and the loop is what everybody waits for. Default 0:
+	// the writer never yields.
+	Yield time.Duration
 	// Workers bounds the writes under way at once. Default 16.
 	Workers int
 	// Timeout of one write. Default 10s.
@@ -95,6 +101,10 @@ type Writer struct {
 	opts    Options
 	queue   workqueue.TypedRateLimitingInterface[types.UID]
 	limiter *rate.Limiter
+	// yielding limits beside limiter while the loop is at work.
+	yielding *rate.Limiter
+	// asked is when Settled was called last, in nanoseconds of the Clock.
+	asked atomic.Int64
 
 	mu   sync.Mutex
 	pods map[types.UID]*podState
@@ -120,6 +130,9 @@ type podState struct {
 	warned map[string]struct{}
 }
 
+// yieldShare is what a writer that yields leaves to the loop: all but one in yieldShare of its writes.
+const yieldShare = 4
+
 // maxWarnings bounds the different warnings that one pod can get in its life.
 const maxWarnings = 8
 
@@ -133,14 +146,19 @@ func NewWriter(opts Options) (*Writer, error) {
 		opts: opts,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff,
 			workqueue.TypedRateLimitingQueueConfig[types.UID]{Clock: opts.Clock}),
-		limiter: rate.NewLimiter(rate.Limit(opts.QPS), opts.Burst),
-		pods:    map[types.UID]*podState{},
+		limiter:  rate.NewLimiter(rate.Limit(opts.QPS), opts.Burst),
+		yielding: rate.NewLimiter(rate.Limit(opts.QPS/yieldShare), 1),
+		pods:     map[types.UID]*podState{},
 	}, nil
 }
 
 // Settled reports whether the pod's request is written, or about to be, for the pod as it is. A caller that gets true needs
-// to do nothing. It costs one map access, so that it can be asked at every scheduling attempt.
+// to do nothing. It costs one map access, so that it can be asked at every scheduling attempt, and should be: a writer that
+// yields (Options.Yield) learns from it that the loop is at work.
 func (w *Writer) Settled(pod *corev1.Pod) bool {
+	if w.opts.Yield > 0 {
+		w.asked.Store(w.opts.Clock.Now().UnixNano())
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.pods[pod.UID]
@@ -384,8 +402,7 @@ func (w *Writer) count(result string) { writes.WithLabelValues(w.opts.Source, re
 
 // wait takes a token of the rate limit. The error is that of ctx.
 func (w *Writer) wait(ctx context.Context) error {
-	now := w.opts.Clock.Now()
-	delay := w.limiter.ReserveN(now, 1).DelayFrom(now)
+	delay := w.reserve(w.opts.Clock.Now())
 	if delay <= 0 {
 		return nil
 	}
@@ -397,4 +414,13 @@ func (w *Writer) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for the rate limit: %w", ctx.Err())
 	}
+}
+
+// reserve takes a token of the rate limit, and one of the slower limit while the loop is at work, and says how long to wait.
+func (w *Writer) reserve(now time.Time) time.Duration {
+	delay := w.limiter.ReserveN(now, 1).DelayFrom(now)
+	if w.opts.Yield > 0 && now.UnixNano()-w.asked.Load() < int64(w.opts.Yield) {
+		delay = max(delay, w.yielding.ReserveN(now, 1).DelayFrom(now))
+	}
+	return delay
 }

@@ -467,3 +467,29 @@ func TestRateLimitIsKept(t *testing.T) {
 		t.Errorf("got %d requests in no time, want the burst of 2", len(api.objects))
 	}
 }
+
+func TestWritesYieldToTheLoopAndMakeUpAfterwards(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	w := newTestWriter(t, newFakeAPI(), func(o *Options) {
+		o.Clock, o.QPS, o.Burst, o.Yield = clock, 40, 8, 100*time.Millisecond
+	})
+	delays := func(writes int) (delays []time.Duration) {
+		for range writes {
+			delays = append(delays, w.reserve(clock.Now()).Round(time.Millisecond))
+		}
+		return delays
+	}
+	const ms = time.Millisecond
+	w.Settled(pod("a"))
+	if diff := cmp.Diff([]time.Duration{0, 100 * ms, 200 * ms, 300 * ms}, delays(4)); diff != "" {
+		t.Errorf("while the loop is at work, writes wait for a quarter of 40/s, without burst (-want +got):\n%s", diff)
+	}
+	clock.Step(99 * ms)
+	if diff := cmp.Diff([]time.Duration{301 * ms}, delays(1)); diff != "" {
+		t.Errorf("the loop is still at work (-want +got):\n%s", diff)
+	}
+	clock.Step(ms)
+	if diff := cmp.Diff([]time.Duration{0, 0, 0, 0, 0, 0, 0, 25 * ms}, delays(8)); diff != "" {
+		t.Errorf("after the loop, the burst is there and the rate is whole: 8 - 5 + 4 tokens (-want +got):\n%s", diff)
+	}
+}

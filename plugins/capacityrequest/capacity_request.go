@@ -37,6 +37,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -139,6 +140,9 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 // informerQPS is the share of the client's rate limit that informers may need beside the writer.
 const informerQPS = 10
 
+// yield is how long after a failed attempt the loop counts as being at work. Attempts take milliseconds.
+const yield = 100 * time.Millisecond
+
 // parts are what New makes from the scheduler's configuration, and tests from memory.
 type parts struct {
 	requests  demand.Requests
@@ -167,6 +171,7 @@ func newPlugin(args *configv1alpha1.CapacityRequestArgs, handle fwk.Handle, with
 		Pending:       pendingIn(pods.Lister()),
 		QPS:           args.QPS,
 		Burst:         int(args.Burst),
+		Yield:         yield,
 		RewritePeriod: args.RewritePeriod.Duration,
 		DrainTimeout:  args.ShutdownGracePeriod.Duration,
 		Clock:         with.clock,

@@ -13,7 +13,8 @@ type CapacityRequestArgs struct {
 
 	// Namespaces whose pods may ask for capacity; empty: all.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// QPS and Burst of the writer, in CapacityRequests. Defaults 200 and 400.
+	// QPS and Burst of the writer, in CapacityRequests. Defaults 200 and 400. While the scheduling loop is failing pods, the
+	// writer keeps to a quarter of QPS, so that it takes the loop no time that can be felt, and then makes up for it.
 	QPS   float64 `json:"qps,omitempty"`
 	Burst int32   `json:"burst,omitempty"`
 	// Demand is Total (default) or RequestsOnly.
