@@ -3,12 +3,16 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,9 +42,11 @@ import (
 
 // The size of the experiment. Every node is full, so that every pod fails once in every round.
 var (
-	pods   = size("DROVER_BENCH_PODS", 10_000)
-	nodes  = size("DROVER_BENCH_NODES", 500)
-	rounds = size("DROVER_BENCH_ROUNDS", 5)
+	pods  = size("DROVER_BENCH_PODS", 10_000)
+	nodes = size("DROVER_BENCH_NODES", 500)
+	// A machine's speed drifts by 15% within a minute, so that turns are short and many: pairs of neighbours are compared.
+	attempts = min(size("DROVER_BENCH_ATTEMPTS", 2_500), pods)
+	rounds   = size("DROVER_BENCH_ROUNDS", 20)
 )
 
 const (
@@ -56,11 +62,12 @@ func size(name string, otherwise int) int {
 	return otherwise
 }
 
-// BenchmarkPlugin lets the scheduler try 10,000 pending pods of 20 shapes on full nodes, once each, by turns without the
-// plugin and with it, and reports the medians over the rounds:
+// BenchmarkPlugin lets the scheduler try 10,000 pending pods of 20 shapes on full nodes, 2,500 attempts a turn, by turns
+// without the plugin and with it, and reports the medians over the rounds:
 //
 //   - attempts/s-off, attempts/s-on: scheduling attempts per second of wall-clock time;
-//   - slowdown-%: by how much attempts/s fell, the median of the pairs of rounds;
+//   - slowdown-%: by how much attempts/s fell, the median of the pairs; slowdown-low-% and slowdown-high-% are the bounds of
+//     its 95% confidence interval, by the order statistics of the pairs;
 //   - in-loop-%: the share of the scheduling loop that was spent in the plugin's PostFilter, by direct measurement; other
 //     load on the machine does not disturb it;
 //   - cpu-%: by how much more CPU the whole process took for the attempts, writes included.
@@ -85,8 +92,9 @@ func BenchmarkPlugin(b *testing.B) {
 				results[with] = run(b, cp.Config(), writes, with)
 			}
 			without, with := results[false], results[true]
-			b.Logf("round %d: off %.0f attempts/s, on %.0f attempts/s; CPU %.3f and %.3f s; in the loop %v of %v",
-				i+1, without.rate(), with.rate(), without.cpu.Seconds(), with.cpu.Seconds(), with.inPlugin, with.took)
+			b.Logf("round %d: off %.0f attempts/s, on %.0f attempts/s; CPU %.3f and %.3f s; stolen %.1f and %.1f%%; in the loop %v of %v",
+				i+1, without.rate(), with.rate(), without.cpu.Seconds(), with.cpu.Seconds(), without.stolen, with.stolen,
+				with.inPlugin, with.took)
 			off, on = append(off, without.rate()), append(on, with.rate())
 			slowdown = append(slowdown, 100*(without.rate()/with.rate()-1))
 			inLoop = append(inLoop, 100*with.inPlugin.Seconds()/with.took.Seconds())
@@ -96,6 +104,9 @@ func BenchmarkPlugin(b *testing.B) {
 		b.ReportMetric(median(on), "attempts/s-on")
 		b.ReportMetric(median(on)/median(off), "ratio")
 		b.ReportMetric(median(slowdown), "slowdown-%")
+		low, high := confidence(slowdown)
+		b.ReportMetric(low, "slowdown-low-%")
+		b.ReportMetric(high, "slowdown-high-%")
 		b.ReportMetric(median(inLoop), "in-loop-%")
 		b.ReportMetric(median(cpu), "cpu-%")
 	}
@@ -107,19 +118,35 @@ func median(values []float64) float64 {
 	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
-// result is one round.
-type result struct {
-	took, inPlugin, cpu time.Duration
+// confidence is the interval that holds the median with a probability of at least 95%: how many of n values are below it
+// follows a binomial distribution, whatever the values' own is.
+func confidence(values []float64) (low, high float64) {
+	slices.Sort(values)
+	n := len(values)
+	tail, term, outside := 0.0, math.Pow(0.5, float64(n)), 0
+	for outside < n/2 && tail+term <= 0.025 {
+		tail += term
+		term *= float64(n-outside) / float64(outside+1)
+		outside++
+	}
+	outside = max(outside-1, 0)
+	return values[outside], values[n-1-outside]
 }
 
-func (r result) rate() float64 { return float64(pods) / r.took.Seconds() }
+// result is one turn.
+type result struct {
+	took, inPlugin, cpu time.Duration
+	stolen              float64 // percent of the machine's time that the hypervisor gave to others
+}
+
+func (r result) rate() float64 { return float64(attempts) / r.took.Seconds() }
 
 // run starts a scheduler and returns when every pod has been tried once.
 func run(b *testing.B, cfg, writes *rest.Config, withPlugin bool) result {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	meter := &meter{left: int64(pods), done: make(chan struct{})}
+	meter := &meter{left: int64(attempts), done: make(chan struct{})}
 	client := kubernetes.NewForConfigOrDie(fast(cfg))
 	informers := scheduler.NewInformerFactory(client, 0)
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}) // never started: no events
@@ -145,11 +172,15 @@ func run(b *testing.B, cfg, writes *rest.Config, withPlugin bool) result {
 	if err := sched.WaitForHandlersSync(ctx); err != nil {
 		b.Fatal(err)
 	}
+	goruntime.GC() // no round pays for what the one before has left
 	var running sync.WaitGroup
-	before, started := cpuTime(b), time.Now()
+	stopProfile := startProfile(b, withPlugin)
+	stolen, before, started := stolenTime(), cpuTime(b), time.Now()
 	running.Go(func() { sched.Run(ctx) })
 	<-meter.done
+	stopProfile()
 	r := result{took: time.Since(started), cpu: cpuTime(b) - before, inPlugin: time.Duration(meter.inPlugin.Load())}
+	r.stolen = 100 * (stolenTime() - stolen).Seconds() / r.took.Seconds() / float64(goruntime.NumCPU())
 	cancel()
 	running.Wait()
 	informers.Shutdown()
@@ -214,6 +245,36 @@ func (p *timed) PostFilter(
 	start := time.Now()
 	defer func() { p.meter.inPlugin.Add(int64(time.Since(start))) }()
 	return p.inner.PostFilter(ctx, state, pod, statuses)
+}
+
+// startProfile writes a CPU profile of the round into the folder DROVER_BENCH_PROFILES, for `go tool pprof -diff_base`.
+func startProfile(b *testing.B, withPlugin bool) (stop func()) {
+	b.Helper()
+	dir := os.Getenv("DROVER_BENCH_PROFILES")
+	if dir == "" {
+		return func() {}
+	}
+	f, err := os.CreateTemp(dir, map[bool]string{false: "off", true: "on"}[withPlugin]+"-*.pprof")
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		b.Fatal(err)
+	}
+	return func() { pprof.StopCPUProfile(); f.Close() }
+}
+
+// stolenTime is the time of all processors that the hypervisor gave to other machines; 0 where that is not known.
+func stolenTime() time.Duration {
+	data, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(data), "\n")
+	const steal, perSecond = 8, 100
+	fields := strings.Fields(line)
+	if len(fields) <= steal {
+		return 0
+	}
+	ticks, _ := strconv.Atoi(fields[steal])
+	return time.Duration(ticks) * time.Second / perSecond
 }
 
 func cpuTime(b *testing.B) time.Duration {
