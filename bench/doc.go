@@ -2,6 +2,6 @@
 //
 //	go test -run '^$' -bench Plugin -benchtime 1x ./bench/...
 //
-// BenchmarkPlugin runs the real scheduler on a real API server, with and without the plugin CapacityRequest, in turns, and
+// BenchmarkPlugin runs the real scheduler on a real API server, with the plugin CapacityRequest on and off in short turns, and
 // reports by how much the plugin slows the scheduling loop down. Start reading there.
 package bench

@@ -8,17 +8,16 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,11 +41,12 @@ import (
 
 // The size of the experiment. Every node is full, so that every pod fails once in every round.
 var (
-	pods  = size("DROVER_BENCH_PODS", 10_000)
-	nodes = size("DROVER_BENCH_NODES", 500)
-	// A machine's speed drifts by 15% within a minute, so that turns are short and many: pairs of neighbours are compared.
-	attempts = min(size("DROVER_BENCH_ATTEMPTS", 2_500), pods)
-	rounds   = size("DROVER_BENCH_ROUNDS", 20)
+	pods   = size("DROVER_BENCH_PODS", 10_000)
+	nodes  = size("DROVER_BENCH_NODES", 500)
+	rounds = size("DROVER_BENCH_ROUNDS", 6)
+	// turn is the number of attempts between switching the plugin on and off. The speed of a shared machine drifts by 15%
+	// within a minute, so that turns are of about a second, and neighbours are compared.
+	turn = size("DROVER_BENCH_TURN", 500)
 )
 
 const (
@@ -62,53 +62,55 @@ func size(name string, otherwise int) int {
 	return otherwise
 }
 
-// BenchmarkPlugin lets the scheduler try 10,000 pending pods of 20 shapes on full nodes, 2,500 attempts a turn, by turns
-// without the plugin and with it, and reports the medians over the rounds:
+// BenchmarkPlugin lets the scheduler try 10,000 pending pods of 20 shapes on full nodes. In every turn of 500 attempts the
+// plugin is off or on: off, its PostFilter is left out and its writes wait. The order is off, on, on, off, and again, so that
+// a steady drift favours neither. Reported are the medians over the pairs of neighbours:
 //
 //   - attempts/s-off, attempts/s-on: scheduling attempts per second of wall-clock time;
-//   - slowdown-%: by how much attempts/s fell, the median of the pairs; slowdown-low-% and slowdown-high-% are the bounds of
-//     its 95% confidence interval, by the order statistics of the pairs;
+//   - slowdown-%: by how much attempts/s fell; slowdown-low-% and slowdown-high-% bound its 95% confidence interval, by the
+//     order statistics of the pairs;
 //   - in-loop-%: the share of the scheduling loop that was spent in the plugin's PostFilter, by direct measurement; other
 //     load on the machine does not disturb it;
-//   - cpu-%: by how much more CPU the whole process took for the attempts, writes included.
+//   - cpu-%: by how much more CPU the whole process took for the attempts, writes included;
+//   - writes/s: requests written per second of the turns that are on.
 //
 // The scheduler reads pods and nodes from a real API server. In a real cluster the API server has its own machine; here it
 // would compete for the loop's cores, so the plugin's writes go to a server that answers at once. DROVER_BENCH_WRITES=real
 // lets them go to the real one.
 func BenchmarkPlugin(b *testing.B) {
-	klog.LogToStderr(false)
-	klog.SetOutput(discard{})
+	klog.SetLogger(logr.Discard()) // a scheduler that is stopped amid its queue complains about the pods in flight
 	cp := startControlPlane(b)
 	client := kubernetes.NewForConfigOrDie(fast(cp.Config()))
 	populate(b, client)
 	writes := writesTo(b, cp.Config())
 
-	run(b, cp.Config(), writes, false) // conditions are written to the pods once, in no round that counts
+	run(b, cp.Config(), writes) // conditions are written to the pods once, in no round that counts
 	for b.Loop() {
-		var off, on, slowdown, inLoop, cpu []float64
-		for i := range rounds {
-			results := map[bool]result{}
-			for _, with := range []bool{i%2 == 0, i%2 != 0} { // who goes first changes with every round
-				results[with] = run(b, cp.Config(), writes, with)
+		var off, on, slowdown, inLoop, cpu, written []float64
+		for range rounds {
+			turns := run(b, cp.Config(), writes)
+			for i := 2; i+1 < len(turns); i += 2 { // the first pair is when caches are cold
+				without, with := turns[i], turns[i+1]
+				if without.on {
+					without, with = with, without
+				}
+				off, on = append(off, without.rate()), append(on, with.rate())
+				slowdown = append(slowdown, 100*(without.rate()/with.rate()-1))
+				inLoop = append(inLoop, 100*with.inPlugin.Seconds()/with.took.Seconds())
+				cpu = append(cpu, 100*(with.cpu.Seconds()/without.cpu.Seconds()-1))
+				written = append(written, float64(with.writes)/with.took.Seconds())
 			}
-			without, with := results[false], results[true]
-			b.Logf("round %d: off %.0f attempts/s, on %.0f attempts/s; CPU %.3f and %.3f s; stolen %.1f and %.1f%%; in the loop %v of %v",
-				i+1, without.rate(), with.rate(), without.cpu.Seconds(), with.cpu.Seconds(), without.stolen, with.stolen,
-				with.inPlugin, with.took)
-			off, on = append(off, without.rate()), append(on, with.rate())
-			slowdown = append(slowdown, 100*(without.rate()/with.rate()-1))
-			inLoop = append(inLoop, 100*with.inPlugin.Seconds()/with.took.Seconds())
-			cpu = append(cpu, 100*(with.cpu.Seconds()/without.cpu.Seconds()-1))
 		}
+		b.ReportMetric(float64(len(slowdown)), "pairs")
 		b.ReportMetric(median(off), "attempts/s-off")
 		b.ReportMetric(median(on), "attempts/s-on")
-		b.ReportMetric(median(on)/median(off), "ratio")
 		b.ReportMetric(median(slowdown), "slowdown-%")
 		low, high := confidence(slowdown)
 		b.ReportMetric(low, "slowdown-low-%")
 		b.ReportMetric(high, "slowdown-high-%")
 		b.ReportMetric(median(inLoop), "in-loop-%")
 		b.ReportMetric(median(cpu), "cpu-%")
+		b.ReportMetric(median(written), "writes/s")
 	}
 }
 
@@ -133,27 +135,30 @@ func confidence(values []float64) (low, high float64) {
 	return values[outside], values[n-1-outside]
 }
 
-// result is one turn.
-type result struct {
+// turnResult is one turn.
+type turnResult struct {
+	on                  bool
 	took, inPlugin, cpu time.Duration
-	stolen              float64 // percent of the machine's time that the hypervisor gave to others
+	writes              int64
 }
 
-func (r result) rate() float64 { return float64(attempts) / r.took.Seconds() }
+func (r turnResult) rate() float64 { return float64(turn) / r.took.Seconds() }
 
-// run starts a scheduler and returns when every pod has been tried once.
-func run(b *testing.B, cfg, writes *rest.Config, withPlugin bool) result {
+// run starts a scheduler and returns when every pod has been tried once, with the turns.
+func run(b *testing.B, cfg, writes *rest.Config) []turnResult {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	meter := &meter{left: int64(attempts), done: make(chan struct{})}
+	meter := newMeter(b)
+	gated := rest.CopyConfig(writes)
+	gated.Wrap(func(inner http.RoundTripper) http.RoundTripper { return &gate{inner: inner, meter: meter} })
 	client := kubernetes.NewForConfigOrDie(fast(cfg))
 	informers := scheduler.NewInformerFactory(client, 0)
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()}) // never started: no events
 	defer broadcaster.Shutdown()
 	sched, err := scheduler.New(ctx, client, informers, nil, profile.NewRecorderFactory(broadcaster),
-		scheduler.WithKubeConfig(writes),
-		scheduler.WithProfiles(profileWith(b, withPlugin)),
+		scheduler.WithKubeConfig(gated),
+		scheduler.WithProfiles(profileWithPlugin(b)),
 		scheduler.WithFrameworkOutOfTreeRegistry(frameworkruntime.Registry{
 			meterName: func(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) { return meter, nil },
 			capacityrequest.Name: func(ctx context.Context, args runtime.Object, h fwk.Handle) (fwk.Plugin, error) {
@@ -161,7 +166,7 @@ func run(b *testing.B, cfg, writes *rest.Config, withPlugin bool) result {
 				if err != nil {
 					return nil, err
 				}
-				return &timed{inner: plugin.(fwk.PostFilterPlugin), meter: meter}, nil
+				return &switched{inner: plugin.(fwk.PostFilterPlugin), meter: meter}, nil
 			},
 		}))
 	if err != nil {
@@ -172,23 +177,21 @@ func run(b *testing.B, cfg, writes *rest.Config, withPlugin bool) result {
 	if err := sched.WaitForHandlersSync(ctx); err != nil {
 		b.Fatal(err)
 	}
-	goruntime.GC() // no round pays for what the one before has left
 	var running sync.WaitGroup
-	stopProfile := startProfile(b, withPlugin)
-	stolen, before, started := stolenTime(), cpuTime(b), time.Now()
+	stopProfile := startProfile(b)
+	meter.begin()
 	running.Go(func() { sched.Run(ctx) })
 	<-meter.done
 	stopProfile()
-	r := result{took: time.Since(started), cpu: cpuTime(b) - before, inPlugin: time.Duration(meter.inPlugin.Load())}
-	r.stolen = 100 * (stolenTime() - stolen).Seconds() / r.took.Seconds() / float64(goruntime.NumCPU())
 	cancel()
+	meter.switchTo(true) // what waits at the gate may end
 	running.Wait()
 	informers.Shutdown()
-	return r
+	return meter.turns
 }
 
-// profileWith is the default profile with the plugin, or without, and with the meter last.
-func profileWith(b *testing.B, plugin bool) schedulerconfig.KubeSchedulerProfile {
+// profileWithPlugin is the default profile with the plugin, and with the meter last.
+func profileWithPlugin(b *testing.B) schedulerconfig.KubeSchedulerProfile {
 	b.Helper()
 	var versioned configv1.KubeSchedulerConfiguration
 	schedulerscheme.Scheme.Default(&versioned)
@@ -197,27 +200,65 @@ func profileWith(b *testing.B, plugin bool) schedulerconfig.KubeSchedulerProfile
 		b.Fatal(err)
 	}
 	p := cfg.Profiles[0]
-	enabled := []schedulerconfig.Plugin{}
-	if plugin {
-		enabled = append(enabled, schedulerconfig.Plugin{Name: capacityrequest.Name})
-		p.PluginConfig = append(p.PluginConfig, schedulerconfig.PluginConfig{
-			Name: capacityrequest.Name,
-			// What the round leaves in the queue is not its business.
-			Args: &runtime.Unknown{ContentType: runtime.ContentTypeJSON, Raw: []byte(
-				`{"apiVersion":"config.drover.sh/v1alpha1","kind":"CapacityRequestArgs","shutdownGracePeriod":"1ms"}`)},
-		})
-	}
-	p.Plugins.PostFilter.Enabled = append(enabled, schedulerconfig.Plugin{Name: meterName})
+	p.PluginConfig = append(p.PluginConfig, schedulerconfig.PluginConfig{
+		Name: capacityrequest.Name,
+		// What the round leaves in the queue is not its business.
+		Args: &runtime.Unknown{ContentType: runtime.ContentTypeJSON, Raw: []byte(
+			`{"apiVersion":"config.drover.sh/v1alpha1","kind":"CapacityRequestArgs","shutdownGracePeriod":"1ms"}`)},
+	})
+	p.Plugins.PostFilter.Enabled = append(p.Plugins.PostFilter.Enabled,
+		schedulerconfig.Plugin{Name: capacityrequest.Name}, schedulerconfig.Plugin{Name: meterName})
 	return p
 }
 
-// meterName is a PostFilter plugin that counts attempts.
+// meterName is a PostFilter plugin that counts attempts, and switches the plugin CapacityRequest off and on.
 const meterName = "Meter"
 
 type meter struct {
-	left     int64
-	done     chan struct{}
-	inPlugin atomic.Int64
+	b     *testing.B
+	turns []turnResult // of the loop's goroutine, until done
+	done  chan struct{}
+
+	attempts         int // of this turn
+	started          time.Time
+	startedCPU       time.Duration
+	inPlugin, writes atomic.Int64
+
+	mu sync.Mutex
+	on chan struct{} // closed while the plugin is on
+}
+
+func newMeter(b *testing.B) *meter {
+	return &meter{b: b, done: make(chan struct{}), on: make(chan struct{})}
+}
+
+func (m *meter) begin() { m.attempts, m.started, m.startedCPU = 0, time.Now(), cpuTime(m.b) }
+
+func (m *meter) switchTo(on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case on && !m.isOn():
+		close(m.on)
+	case !on && m.isOn():
+		m.on = make(chan struct{})
+	}
+}
+
+func (m *meter) isOn() bool {
+	select {
+	case <-m.on:
+		return true
+	default:
+		return false
+	}
+}
+
+// opened is closed while the plugin is on.
+func (m *meter) opened() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.on
 }
 
 func (m *meter) Name() string { return meterName }
@@ -225,36 +266,75 @@ func (m *meter) Name() string { return meterName }
 func (m *meter) PostFilter(context.Context, fwk.CycleState, *corev1.Pod, fwk.NodeToStatusReader) (
 	*fwk.PostFilterResult, *fwk.Status,
 ) {
-	if atomic.AddInt64(&m.left, -1) == 0 {
-		close(m.done)
+	if m.attempts++; m.attempts == turn {
+		m.endTurn()
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
 }
 
-// timed measures the time that the loop spends in a plugin.
-type timed struct {
+// onIn says whether the plugin is on in a turn: off, on, on, off, and again.
+func onIn(turn int) bool { return turn%4 == 1 || turn%4 == 2 }
+
+func (m *meter) endTurn() {
+	m.turns = append(m.turns, turnResult{
+		on: onIn(len(m.turns)), took: time.Since(m.started), cpu: cpuTime(m.b) - m.startedCPU,
+		inPlugin: time.Duration(m.inPlugin.Swap(0)), writes: m.writes.Swap(0),
+	})
+	if n := len(m.turns); n == pods/turn {
+		close(m.done)
+	} else if n < pods/turn {
+		m.switchTo(onIn(n))
+	}
+	m.begin()
+}
+
+// switched leaves the plugin out while it is off, and measures the time that the loop spends in it.
+type switched struct {
 	inner fwk.PostFilterPlugin
 	meter *meter
 }
 
-func (p *timed) Name() string { return p.inner.Name() }
+func (p *switched) Name() string { return p.inner.Name() }
 
-func (p *timed) PostFilter(
+func (p *switched) PostFilter(
 	ctx context.Context, state fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader,
 ) (*fwk.PostFilterResult, *fwk.Status) {
+	select {
+	case <-p.meter.opened():
+	default:
+		return nil, fwk.NewStatus(fwk.Unschedulable)
+	}
 	start := time.Now()
 	defer func() { p.meter.inPlugin.Add(int64(time.Since(start))) }()
 	return p.inner.PostFilter(ctx, state, pod, statuses)
 }
 
-// startProfile writes a CPU profile of the round into the folder DROVER_BENCH_PROFILES, for `go tool pprof -diff_base`.
-func startProfile(b *testing.B, withPlugin bool) (stop func()) {
+// gate lets the plugin's writes wait while it is off.
+type gate struct {
+	inner http.RoundTripper
+	meter *meter
+}
+
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPost {
+		select {
+		case <-g.meter.opened():
+			g.meter.writes.Add(1)
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	return g.inner.RoundTrip(r)
+}
+
+// startProfile writes a CPU profile of the round into the folder DROVER_BENCH_PROFILES.
+func startProfile(b *testing.B) (stop func()) {
 	b.Helper()
 	dir := os.Getenv("DROVER_BENCH_PROFILES")
 	if dir == "" {
 		return func() {}
 	}
-	f, err := os.CreateTemp(dir, map[bool]string{false: "off", true: "on"}[withPlugin]+"-*.pprof")
+	f, err := os.CreateTemp(dir, "round-*.pprof")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -262,19 +342,6 @@ func startProfile(b *testing.B, withPlugin bool) (stop func()) {
 		b.Fatal(err)
 	}
 	return func() { pprof.StopCPUProfile(); f.Close() }
-}
-
-// stolenTime is the time of all processors that the hypervisor gave to other machines; 0 where that is not known.
-func stolenTime() time.Duration {
-	data, _ := os.ReadFile("/proc/stat")
-	line, _, _ := strings.Cut(string(data), "\n")
-	const steal, perSecond = 8, 100
-	fields := strings.Fields(line)
-	if len(fields) <= steal {
-		return 0
-	}
-	ticks, _ := strconv.Atoi(fields[steal])
-	return time.Duration(ticks) * time.Second / perSecond
 }
 
 func cpuTime(b *testing.B) time.Duration {
@@ -433,7 +500,3 @@ func fast(cfg *rest.Config) *rest.Config {
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	return cfg
 }
-
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
