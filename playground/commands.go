@@ -100,8 +100,8 @@ func next(after string) string {
 		lines = append(lines,
 			"  bin/control-plane/kubectl apply -f manifests/kueue/examples/capacity-check.yaml",
 			"  bin/control-plane/kubectl create -f manifests/kueue/examples/job.yaml",
-			"  bin/control-plane/kubectl get workloads -A",
-			"  bin/control-plane/kubectl describe workloads",
+			"  bin/control-plane/kubectl get "+workloads+" -A",
+			"  bin/control-plane/kubectl describe "+workloads,
 			"  bin/playground run kueue-hint          a story, on this playground")
 	default:
 		lines = append(lines,

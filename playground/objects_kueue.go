@@ -130,6 +130,11 @@ func admitted(wl *kueue.Workload) bool {
 	return wl != nil && apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadAdmitted)
 }
 
+// reserved says whether the workload holds quota.
+func reserved(wl *kueue.Workload) bool {
+	return apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
+}
+
 // isTrue says whether the condition is there and true.
 func isTrue(c *metav1.Condition) bool { return c != nil && c.Status == metav1.ConditionTrue }
 

@@ -43,9 +43,9 @@ func own() {
 	if err := e.publish(description{PID: os.Getpid(), Kubeconfig: "k", Ports: ports{Scheduler: 7}}); err != nil {
 		panic(err)
 	}
-	os.Stdout.WriteString(e.dir + "\n")
 	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGTERM)
+	signal.Notify(ended, syscall.SIGTERM) // before anybody knows whom to end
+	os.Stdout.WriteString(e.dir + "\n")
 	<-ended
 	if err := e.remove(); err != nil {
 		panic(err)

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -122,7 +121,7 @@ func (r *recorder) sawWorkload(wl *kueue.Workload) {
 			r.violate("no workload is admitted twice", "workload "+wl.Name)
 		}
 	}
-	if now := apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadQuotaReserved); now != record.held {
+	if now := reserved(wl); now != record.held {
 		record.held = now
 		if now {
 			record.flavors = append(record.flavors, flavorOf(wl, resourceGPU))

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -17,6 +19,9 @@ import (
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
+
+// workloads are Kueue's, in full: Kubernetes is about to have a kind of that name, too.
+const workloads = "workloads.kueue.x-k8s.io"
 
 // KueueHint has quota for all and nodes for some.
 func KueueHint() Story {
@@ -60,7 +65,7 @@ func KueueHint() Story {
 				return
 			}
 			s.Look(func(w *World) { s.Step("%s: %s", waiting[0], checkState(w.WorkloadOf(waiting[0])).Message) })
-			s.Table("get", "workloads", "-n", s.Namespace())
+			s.Table("get", workloads, "-n", s.Namespace())
 			s.DescribeWorkload(waiting[0])
 			s.AwaitRunning("train", stock/pods*pods)
 			s.AwaitNodes(stock / pods * pods)
@@ -82,7 +87,7 @@ func KueueHint() Story {
 			s.AwaitRunning("train", jobs*pods)
 			s.AwaitNodes(jobs * pods)
 			s.Step("%d pods run on as many nodes", jobs*pods)
-			s.Table("get", "workloads", "-n", s.Namespace())
+			s.Table("get", workloads, "-n", s.Namespace())
 			s.DeleteJobs()
 			s.AwaitNoDemand("train")
 			s.AwaitNodes(0)
@@ -94,12 +99,15 @@ func KueueHint() Story {
 
 // KueueProvision admits when the nodes are there.
 func KueueProvision() Story {
-	const pods = 8
+	const pods, late = 8, 2
+	const timeout = 2 * time.Second
 	return Story{
-		Name:      "kueue-provision",
-		Title:     "a workload of 64 GPUs is admitted when its nodes are Ready: they come for the workload, not for pods",
-		Kueue:     true,
-		Offerings: []configv1alpha1.Offering{cpuOffering(100), gpuOffering(rack("us-east-1a", "rack-1a-07", 64))},
+		Name:  "kueue-provision",
+		Title: "a workload of 64 GPUs is admitted when its nodes are Ready: they come for the workload, not for pods",
+		Kueue: true,
+		Offerings: []configv1alpha1.Offering{
+			cpuOffering(100), gpuOffering(rack("us-east-1a", "rack-1a-07", 64)), a100Offering(rack("us-east-1b", "rack-1b-03", 0)),
+		},
 		Play: func(s *Stage) {
 			s.AddStaticNode("system-1", quantities("cpu", "4", "memory", "16Gi", "pods", "110"))
 			s.AtMostNodes(pods)
@@ -110,12 +118,29 @@ func KueueProvision() Story {
 				}
 				return ""
 			})
-			s.Create(flavor("gpu-h100", typeLabel, "a3-highgpu-8g", ""))
-			s.Create(capacityCheck("fleet-capacity", fleetv1alpha1.CapacityCheckConfigSpec{
+			provision := fleetv1alpha1.CapacityCheckConfigSpec{
 				Mode: fleetv1alpha1.CapacityCheckProvision, CheckPeriod: duration(time.Second),
-			})...)
+			}
+			s.Create(flavor("gpu-h100", typeLabel, "a3-highgpu-8g", ""), flavor("gpu-a100", typeLabel, "a2-ultragpu-8g", ""))
+			s.Create(capacityCheck("fleet-capacity", provision)...)
 			s.Create(queue("training", 512, "fleet-capacity", "gpu-h100")...)
+			provision.Timeout = duration(timeout)
+			s.Create(capacityCheck("impatient", provision)...)
+			s.Create(queue("impatient", 512, "impatient", "gpu-a100")...)
 			s.awaitChecks()
+
+			s.Create(queued("impatient", job("late", late, training("late"))))
+			s.Await("late has asked in vain, given its quota back, and withdrawn its requests", func(w *World) (bool, string) {
+				wl := w.WorkloadOf("late")
+				if wl == nil {
+					return false, "no workload"
+				}
+				asked, left, quota := len(s.recorder.requests), len(w.Requests()), reserved(wl)
+				return asked == late && left == 0 && !quota, fmt.Sprintf("%d requests written, %d left, quota reserved: %t; %s",
+					asked, left, quota, checkState(wl).Message)
+			})
+			s.Step("late: no A100 comes within %s, so that it gives its quota back and withdraws its %d requests", timeout, late)
+
 			s.Create(queued("training", job("train", pods, training("train"))))
 			s.awaitRequestsOf("Workload", pods)
 			s.Step("%d CapacityRequests, owned by the Workload; no pod yet", pods)
@@ -129,7 +154,7 @@ func KueueProvision() Story {
 			s.awaitRequestsOf("Pod", pods)
 			s.AwaitRollUps(3)
 			s.Step("the pods have taken the requests over; three roll-ups later nothing was launched twice")
-			s.Table("get", "workloads", "-n", s.Namespace())
+			s.Table("get", workloads, "-n", s.Namespace())
 			ending.Store(true)
 			s.DeleteJobs()
 			s.AwaitNoDemand("train")
@@ -154,14 +179,17 @@ func KueueTAS() Story {
 		Play: func(s *Stage) {
 			s.AddStaticNode("system-1", quantities("cpu", "4", "memory", "16Gi", "pods", "110"))
 			s.AtMostNodes(pods)
+			s.Create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "playground-training"}, Value: 1000})
 			s.Create(racks("racks"), flavor("gpu-racks", typeLabel, "a3-highgpu-8g", "racks"))
 			s.Create(provisioningCheck("fleet-provisioning")...)
 			s.Create(queue("racks", 512, "fleet-provisioning", "gpu-racks")...)
 			s.awaitChecks()
-			s.Create(queued("racks", job("train", pods, inOneRack(training("train")))))
+			template := inOneRack(training("train"))
+			template.Spec.PriorityClassName = "playground-training"
+			s.Create(queued("racks", job("train", pods, template)))
 			s.awaitRequestsOf("ProvisioningRequest", pods)
 			s.Step("Kueue asks by a ProvisioningRequest of class %s: %d CapacityRequests, no pod yet", provisioning.ClassName, pods)
-			s.Table("get", "provisioningrequests,workloads", "-n", s.Namespace())
+			s.Table("get", "provisioningrequests,"+workloads, "-n", s.Namespace())
 			s.AwaitNodes(pods)
 			s.awaitOneRack(pods)
 			s.awaitAdmitted(1, "")
@@ -206,8 +234,7 @@ func KueueTAS() Story {
 // KueueStockout has two kinds of nodes, and none of the kind that Kueue prefers.
 func KueueStockout() Story {
 	const pods, either = 4, "gpu-either"
-	h100, a100 := gpuOffering(rack("us-east-1a", "rack-1a-07", 0)), gpuOffering(rack("us-east-1b", "rack-1b-03", 40))
-	a100.Name, a100.InstanceType, a100.Cost = "gpu-a100", "a2-ultragpu-8g", 40.55
+	h100, a100 := gpuOffering(rack("us-east-1a", "rack-1a-07", 0)), a100Offering(rack("us-east-1b", "rack-1b-03", 40))
 	h100.Labels = map[string]string{"gpu-class": "large"}
 	a100.Labels = map[string]string{"gpu-class": "large"}
 	return Story{
@@ -231,9 +258,9 @@ func KueueStockout() Story {
 
 			s.Create(queued("two-flavors", job("picky", pods, training("picky"))))
 			s.awaitMessage("picky", fmt.Sprintf("needs %d × 8 %s in flavor h100; 0 available", pods, resourceGPU))
-			s.awaitReservations("picky", 2)
+			s.awaitReservations("picky", "h100", 2)
 			s.Step("its quota was given back, and reserved again: in flavor h100, as Kueue begins with the first that has quota")
-			s.Table("get", "workloads", "-n", s.Namespace())
+			s.Table("get", workloads, "-n", s.Namespace())
 			s.DescribeWorkload("picky")
 
 			s.Create(queued("one-flavor", job("easy", pods, training("easy"))))
@@ -314,16 +341,21 @@ func (s *Stage) awaitMessage(job, begin string) {
 	s.Step("%s: %s", job, message)
 }
 
-// awaitReservations waits until quota was reserved for the Job's workload n times, each time in the same flavor.
-func (s *Stage) awaitReservations(job string, n int) {
+// awaitReservations waits until quota was reserved for the Job's workload n times, and fails unless that was in the flavor
+// each time.
+func (s *Stage) awaitReservations(job, flavor string, n int) {
+	var flavors []string
 	s.Await(fmt.Sprintf("quota reserved for %s %d times", job, n), func(w *World) (bool, string) {
 		wl := w.WorkloadOf(job)
 		if wl == nil || s.recorder.workloads[wl.UID] == nil {
 			return false, "no workload"
 		}
-		flavors := s.recorder.workloads[wl.UID].flavors
+		flavors = slices.Clone(s.recorder.workloads[wl.UID].flavors)
 		return len(flavors) >= n, fmt.Sprintf("in %v; %s", flavors, checkState(wl).Message)
 	})
+	if !s.Failed() && slices.ContainsFunc(flavors, func(f string) bool { return f != flavor }) {
+		s.Fail("expected: quota reserved in flavor %s every time, as Kueue has it; seen: %v", flavor, flavors)
+	}
 }
 
 // awaitTaken waits until so many nodes of the offering are left and nothing is promised any more.
@@ -408,7 +440,7 @@ func (s *Stage) DescribeWorkload(job string) {
 			name = wl.Name
 		}
 	})
-	args := []string{"describe", "workload", "-n", s.namespace, name}
+	args := []string{"describe", workloads, "-n", s.namespace, name}
 	if out, err := s.p.kubectl(s.ctx, args...); err == nil {
 		s.p.present.Table("kubectl "+strings.Join(args, " "), excerpt(out))
 	}
