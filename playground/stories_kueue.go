@@ -64,13 +64,13 @@ func KueueHint() Story {
 			if s.Failed() {
 				return
 			}
-			s.Look(func(w *World) { s.Step("%s: %s", waiting[0], checkState(w.WorkloadOf(waiting[0])).Message) })
 			s.Table("get", workloads, "-n", s.Namespace())
-			s.DescribeWorkload(waiting[0])
 			s.AwaitRunning("train", stock/pods*pods)
 			s.AwaitNodes(stock / pods * pods)
-			s.awaitPromises(0)
+			s.awaitTaken("gpu-h100", 1)
 			s.Step("%d pods run on %d nodes; what was promised has been taken, and 1 node is left", stock/pods*pods, stock/pods*pods)
+			s.Step("%s: %s", waiting[0], s.awaitMessage(waiting[0], waits))
+			s.DescribeWorkload(waiting[0])
 
 			// One after the other: each time there is room for exactly one more.
 			for i, next := range waiting {
@@ -144,7 +144,7 @@ func KueueProvision() Story {
 			s.Create(queued("training", job("train", pods, training("train"))))
 			s.awaitRequestsOf("Workload", pods)
 			s.Step("%d CapacityRequests, owned by the Workload; no pod yet", pods)
-			s.awaitMessage("train", "needs ")
+			s.Step("train: %s", s.awaitMessage("train", "needs "))
 			s.DescribeWorkload("train")
 			s.AwaitNodes(pods)
 			s.Step("%d nodes Ready", pods)
@@ -257,9 +257,11 @@ func KueueStockout() Story {
 			s.awaitChecks()
 
 			s.Create(queued("two-flavors", job("picky", pods, training("picky"))))
-			s.awaitMessage("picky", fmt.Sprintf("needs %d × 8 %s in flavor h100; 0 available", pods, resourceGPU))
+			waits := fmt.Sprintf("needs %d × 8 %s in flavor h100; 0 available", pods, resourceGPU)
+			s.Step("picky: %s", s.awaitMessage("picky", waits))
 			s.awaitReservations("picky", "h100", 2)
 			s.Step("its quota was given back, and reserved again: in flavor h100, as Kueue begins with the first that has quota")
+			s.awaitMessage("picky", waits)
 			s.Table("get", workloads, "-n", s.Namespace())
 			s.DescribeWorkload("picky")
 
@@ -331,14 +333,13 @@ func (s *Stage) awaitAdmitted(n int, waits string) {
 	})
 }
 
-// awaitMessage waits until the check says of the Job's workload what begins so, and tells what it says.
-func (s *Stage) awaitMessage(job, begin string) {
-	var message string
+// awaitMessage waits until the check says of the Job's workload what begins so, and returns all that it says.
+func (s *Stage) awaitMessage(job, begin string) (message string) {
 	s.Await(fmt.Sprintf("the check says of %s %q", job, begin), func(w *World) (bool, string) {
 		message = checkState(w.WorkloadOf(job)).Message
 		return strings.HasPrefix(message, begin), message
 	})
-	s.Step("%s: %s", job, message)
+	return message
 }
 
 // awaitReservations waits until quota was reserved for the Job's workload n times, and fails unless that was in the flavor

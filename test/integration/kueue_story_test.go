@@ -184,25 +184,42 @@ func startPlayground(t *testing.T, presenter playground.Presenter) *playground.P
 // default scheduler's name would ask for their capacity.
 func undeploy(t *testing.T) {
 	t.Helper()
-	if out, err := kubectl(t.Context(), "-n", system, "scale", "deployment,statefulset", "--all", "--replicas=0"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	t.Cleanup(func() { redeploy(t) })
-	eventually(t, "no pod is deployed", func(ctx context.Context) (bool, string) {
-		var pods corev1.PodList
-		failure := list(ctx, &pods, client.InNamespace(system))
-		return failure == "" && len(pods.Items) == 0, fmt.Sprintf("%d pods %s", len(pods.Items), failure)
-	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := scaleToZero(ctx); err != nil {
+		t.Fatal(err)
+	}
 }
 
-// redeploy brings back what the suite has deployed.
+// redeploy brings back what the suite has deployed. All pods go first: a Deployment none of whose pods ever becomes available
+// gives up no pod of a template that it has left.
 func redeploy(t *testing.T) {
 	t.Helper()
 	ctx, cancel := cleanupContext()
 	defer cancel()
+	if err := scaleToZero(ctx); err != nil {
+		t.Error(err)
+	}
 	if out, err := kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-k", overlay("default")); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+}
+
+// scaleToZero returns when no pod of the manifests is left.
+func scaleToZero(ctx context.Context) error {
+	if out, err := kubectl(ctx, "-n", system, "scale", "deployment,statefulset", "--all", "--replicas=0"); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	state, gone := poll(ctx, func(ctx context.Context) (bool, string) {
+		var pods corev1.PodList
+		failure := list(ctx, &pods, client.InNamespace(system))
+		return failure == "" && len(pods.Items) == 0, fmt.Sprintf("%d pods %s", len(pods.Items), failure)
+	})
+	if !gone {
+		return fmt.Errorf("pods of the manifests do not go: %s", state)
+	}
+	return nil
 }
 
 // processesOf lists the processes whose command line names dir; empty where there is no /proc.
