@@ -25,11 +25,15 @@ func RunStories(ctx context.Context, presenter Presenter, stories []Story) error
 	return withAny(ctx, presenter, func(p *Playground) error { return p.playAll(ctx, stories) })
 }
 
-// Up keeps a playground running until ctx ends.
-func Up(ctx context.Context, presenter Presenter) error {
-	return withOwn(ctx, Options{Presenter: presenter, Shared: true}, func(p *Playground) error {
+// Up keeps a playground running until ctx ends, with Kueue if that is wanted.
+func Up(ctx context.Context, presenter Presenter, kueue bool) error {
+	return withOwn(ctx, Options{Presenter: presenter, Shared: true, Kueue: kueue}, func(p *Playground) error {
 		p.table(ctx, "get", "availablecapacity", "-A")
-		presenter.Say("\nexport KUBECONFIG=%s\n\n%s\n\nCtrl-C, or `bin/playground down`, ends it.", p.Kubeconfig(), next("up"))
+		after := "up"
+		if kueue {
+			after = "up --kueue"
+		}
+		presenter.Say("\nexport KUBECONFIG=%s\n\n%s\n\nCtrl-C, or `bin/playground down`, ends it.", p.Kubeconfig(), next(after))
 		<-ctx.Done()
 		return nil
 	})
@@ -85,13 +89,21 @@ func (p *Playground) playAll(ctx context.Context, stories []Story) error {
 // next is what to try after the demo, or with a playground that is up.
 func next(after string) string {
 	lines := []string{"What to try next:"}
-	if after != "up" {
+	switch after {
+	case "all":
 		lines = append(lines,
 			"  bin/playground up                      keep one running, and use kubectl on it",
 			"  bin/playground run stockout            one story ("+strings.Join(StoryNames(), ", ")+")",
 			"  bin/playground run -f my.yaml          your own manifests",
 			"  bin/playground run all -o json         one JSON object for each story")
-	} else {
+	case "up --kueue":
+		lines = append(lines,
+			"  bin/control-plane/kubectl apply -f manifests/kueue/examples/capacity-check.yaml",
+			"  bin/control-plane/kubectl create -f manifests/kueue/examples/job.yaml",
+			"  bin/control-plane/kubectl get "+workloads+" -A",
+			"  bin/control-plane/kubectl describe "+workloads,
+			"  bin/playground run kueue-hint          a story, on this playground")
+	default:
 		lines = append(lines,
 			"  bin/control-plane/kubectl create deployment web --image=any --replicas=50",
 			"  bin/control-plane/kubectl set resources deployment web --requests=cpu=2",

@@ -35,6 +35,7 @@ const (
 	collapseHold       = 3 * time.Second
 	settleTime         = 15 * time.Second
 	maxReclaims        = 1000
+	keptBackoff        = 5 * time.Second
 )
 
 // ports are those that the components listen on, all on loopback.
@@ -127,6 +128,7 @@ func (p *Playground) writeConfigs() error {
 			ConsolidationDelay:   duration(consolidationDelay),
 			MaxReclaimsPerMinute: maxReclaims,
 			CollapseHold:         duration(collapseHold),
+			KeptBackoff:          duration(keptBackoff),
 			SettleTime:           duration(settleTime),
 		},
 	}
@@ -143,6 +145,7 @@ func (p *Playground) writeConfigs() error {
 		},
 		RollUp:   configv1alpha1.RollUpConfig{Debounce: duration(rollUpDebounce), Period: duration(rollUpPeriod)},
 		Backstop: configv1alpha1.BackstopConfig{Delay: duration(backstopDelay)},
+		Kueue:    configv1alpha1.KueueConfig{Enabled: p.hasKueue},
 		// One process each: nobody to elect, and nobody to wait for after a crash.
 		LeaderElection:         configv1alpha1.LeaderElectionConfig{LeaderElect: ptr.To(false)},
 		MetricsBindAddress:     loopback(p.ports.ManagerMetrics),

@@ -19,6 +19,7 @@ func (p *Playground) keepLogs(story string) string {
 	}
 	for _, pattern := range []string{
 		filepath.Join(p.LogDir(), "*.log"), filepath.Join(p.dir, "control-plane", "logs", "*.log"), filepath.Join(p.dir, "*.yaml"),
+		filepath.Join(p.kueueDir(), "logs", "*.log"), filepath.Join(p.kueueDir(), "*.yaml"),
 	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

@@ -12,15 +12,22 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/drover-sh/drover/capacity"
 )
 
 // RunManifests applies the user's own manifests, on the playground that is up or on a new one, follows what comes of
 // them until every pod runs (or has succeeded) and no node is on its way, or timeout has passed, and deletes them
-// again.
-func RunManifests(ctx context.Context, presenter Presenter, files []string, timeout time.Duration) error {
+// again. With withKueue, Kueue runs before they are applied; without, only where it runs anyway.
+func RunManifests(ctx context.Context, presenter Presenter, files []string, timeout time.Duration, withKueue bool) error {
 	return withAny(ctx, presenter, func(p *Playground) error {
+		if withKueue {
+			if err := p.EnableKueue(ctx); err != nil {
+				return err
+			}
+		}
 		result := p.runManifests(ctx, files, timeout)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -115,8 +122,13 @@ func (s *Stage) follow(timeout time.Duration, podsBefore int) {
 	var last, seen string
 	settled := s.settled(podsBefore)
 	err := s.p.view.wait(ctx, func(w *World) bool {
-		running, done := 0, 0
+		running, done, queued := 0, 0, 0
 		pods := w.Pods()
+		for _, wl := range w.Workloads() {
+			if !admitted(wl) && !apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadFinished) {
+				queued++
+			}
+		}
 		for _, p := range pods {
 			switch {
 			case capacity.IsTerminal(p):
@@ -127,13 +139,16 @@ func (s *Stage) follow(timeout time.Duration, podsBefore int) {
 		}
 		seen = fmt.Sprintf("%s: %d running, %d ended; %s, %s", count(len(pods), "pod"), running, done,
 			count(len(w.Requests()), "request"), count(len(w.ReadyNodes()), "node"))
+		if len(w.Workloads()) > 0 {
+			seen += fmt.Sprintf("; %s, %d queued", count(len(w.Workloads()), "workload"), queued)
+		}
 		s.p.present.Progress(time.Since(s.begin), "every pod runs", seen)
 		// A line for each stage of the way, not for each pod.
 		if stage := fmt.Sprintf("%t %t %t", len(w.Requests()) > 0, len(w.ReadyNodes()) > 0, running+done == len(pods)); stage != last && len(pods) > podsBefore {
 			last = stage
 			s.Step("%s", seen)
 		}
-		return settled(w, running+done == len(pods))
+		return settled(w, running+done == len(pods) && queued == 0)
 	}, s.namespace)
 	if err != nil {
 		s.fail(fmt.Errorf("expected: every pod runs; seen: %s (%w)%s", seen, err, s.hints()))

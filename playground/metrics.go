@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// rollUp is what the manager's metrics say of its roll-ups.
+// rollUp is what the manager's metrics say of its roll-ups and of what it has promised to workloads.
 type rollUp struct {
 	rows, bytes int // of the last one that the autoscaler took
 	sent        int // how many it took
+	// promises are workloads for which the admission check holds capacity.
+	promises int
 }
 
 // sampleInterval is how often the metrics are read while a story is played. They are not a watch: a roll-up between two
@@ -67,6 +69,7 @@ func parseRollUp(r io.Reader) (rollUp, error) {
 		"drover_rollup_rows":                          &found.rows,
 		"drover_rollup_bytes":                         &found.bytes,
 		`drover_rollup_sends_total{result="success"}`: &found.sent,
+		"drover_kueue_promises":                       &found.promises,
 	}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)

@@ -35,6 +35,14 @@ func gpuOffering(racks ...configv1alpha1.OfferingDomain) configv1alpha1.Offering
 	}
 }
 
+// a100Offering sells another kind of them.
+func a100Offering(racks ...configv1alpha1.OfferingDomain) configv1alpha1.Offering {
+	o := gpuOffering(racks...)
+	o.Name, o.InstanceType, o.Cost = "gpu-a100", "a2-ultragpu-8g", 40.55
+	o.Labels = map[string]string{"accelerator-type": "nvidia-a100-80gb"}
+	return o
+}
+
 func rack(zone, name string, nodes int32) configv1alpha1.OfferingDomain {
 	return configv1alpha1.OfferingDomain{Zone: zone, Rack: name, Count: nodes}
 }

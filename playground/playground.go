@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/drover-sh/drover/internal/controlplane"
+	"github.com/drover-sh/drover/internal/kueuemanager"
 	"github.com/drover-sh/drover/internal/process"
 )
 
@@ -42,13 +43,15 @@ type Options struct {
 	ControlPlane *controlplane.ControlPlane
 	// Kubeconfigs, by component, are what that component uses. Default: the administrator's.
 	Kubeconfigs map[string]string
+	// Kueue starts the Kueue manager, too, before ours. Without it the first story that needs Kueue starts it.
+	Kueue bool
 	// Shared lets other processes find the playground in the registry, to play stories on it or to end it.
 	Shared bool
 	// Presenter shows what happens. Default: nothing is shown.
 	Presenter Presenter
 }
 
-// Playground is a control plane and Drover's three programs, running.
+// Playground is a control plane and Drover's three programs, running, and the Kueue manager where it is wanted.
 type Playground struct {
 	options Options
 	dir     string
@@ -60,6 +63,10 @@ type Playground struct {
 	cp    *controlplane.ControlPlane
 	ownCP bool
 	group *process.Group // nil in a playground that belongs to another process
+
+	kueue          *kueuemanager.Manager // nil where it is not running, or not this process's
+	hasKueue       bool
+	kueueInstalled bool // its webhooks may be in the cluster
 
 	mu      sync.Mutex
 	running map[string]*process.Process
@@ -98,19 +105,35 @@ func Start(ctx context.Context, o Options) (_ *Playground, err error) {
 	if err := p.startControlPlane(ctx); err != nil {
 		return nil, err
 	}
+	if o.Kueue {
+		if err := p.startKueue(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := p.startComponents(ctx); err != nil {
 		return nil, err
 	}
-	if p.view, err = newView(ctx, p.kube); err != nil {
+	if err := p.startView(ctx); err != nil {
 		return nil, err
 	}
 	if p.entry != nil && o.Shared {
-		if err := p.entry.publish(description{PID: os.Getpid(), Kubeconfig: p.kube, Ports: p.ports}); err != nil {
+		if err := p.entry.publish(description{PID: os.Getpid(), Kubeconfig: p.kube, Ports: p.ports, Kueue: o.Kueue}); err != nil {
 			return nil, err
 		}
 	}
 	p.present.Ready(p)
 	return p, nil
+}
+
+// startView begins to follow the cluster.
+func (p *Playground) startView(ctx context.Context) (err error) {
+	if p.view, err = newView(ctx, p.kube); err != nil {
+		return err
+	}
+	if p.hasKueue {
+		return p.view.followKueue(ctx)
+	}
+	return nil
 }
 
 // findPrograms fails early, and tells everything that is missing at once.
@@ -128,7 +151,11 @@ func (p *Playground) findPrograms() error {
 			errs = append(errs, fmt.Errorf("program %s: not built yet: run `make binaries` (%w)", name, err))
 		}
 	}
-	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "kwok"} {
+	others := []string{"etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "kwok"}
+	if p.options.Kueue {
+		others = append(others, "kueue")
+	}
+	for _, name := range others {
 		if _, err := controlplane.Binary(name); err != nil {
 			errs = append(errs, err)
 		}
@@ -276,6 +303,7 @@ func (p *Playground) Stop() error {
 		if p.group != nil {
 			errs = append(errs, p.group.Stop(stopGrace))
 		}
+		errs = append(errs, p.stopKueue())
 		if p.ownCP {
 			errs = append(errs, p.cp.Stop())
 		}
@@ -297,12 +325,12 @@ func Attach(ctx context.Context, presenter Presenter) (*Playground, error) {
 	if presenter == nil {
 		presenter = Silent{}
 	}
-	p := &Playground{dir: e.dir, kube: d.Kubeconfig, ports: d.Ports, present: presenter}
+	p := &Playground{dir: e.dir, kube: d.Kubeconfig, ports: d.Ports, hasKueue: d.Kueue, present: presenter}
 	if _, err := clientcmd.LoadFromFile(p.kube); err != nil {
 		return nil, fmt.Errorf("playground in %s: %w", e.dir, err)
 	}
-	if p.view, err = newView(ctx, p.kube); err != nil {
-		return nil, err
+	if err := p.startView(ctx); err != nil {
+		return nil, errors.Join(err, p.Stop())
 	}
 	return p, nil
 }

@@ -43,9 +43,9 @@ func own() {
 	if err := e.publish(description{PID: os.Getpid(), Kubeconfig: "k", Ports: ports{Scheduler: 7}}); err != nil {
 		panic(err)
 	}
-	os.Stdout.WriteString(e.dir + "\n")
 	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGTERM)
+	signal.Notify(ended, syscall.SIGTERM) // before anybody knows whom to end
+	os.Stdout.WriteString(e.dir + "\n")
 	<-ended
 	if err := e.remove(); err != nil {
 		panic(err)
@@ -201,9 +201,10 @@ func TestTheRecorderSeesWhatMustNotHappen(t *testing.T) {
 
 func TestParseRollUp(t *testing.T) {
 	text := "# HELP drover_rollup_rows Rows\ndrover_rollup_rows 2\ndrover_rollup_bytes 1.2e+03\n" +
-		"drover_rollup_sends_total{result=\"success\"} 17\ndrover_rollup_sends_total{result=\"error\"} 3\n"
+		"drover_rollup_sends_total{result=\"success\"} 17\ndrover_rollup_sends_total{result=\"error\"} 3\n" +
+		"drover_kueue_promises 4\n"
 	got, err := parseRollUp(strings.NewReader(text))
-	if want := (rollUp{rows: 2, bytes: 1200, sent: 17}); err != nil || got != want {
+	if want := (rollUp{rows: 2, bytes: 1200, sent: 17, promises: 4}); err != nil || got != want {
 		t.Errorf("got %+v, %v; expected %+v", got, err, want)
 	}
 	if _, err := parseRollUp(strings.NewReader("drover_rollup_rows many\n")); err == nil {
@@ -274,7 +275,8 @@ training  title
 }
 
 func TestStoriesAreFoundByName(t *testing.T) {
-	for _, name := range []string{"training", "stockout", "withdrawal", "scale-from-zero", "taints", "config-failure"} {
+	for _, name := range []string{"training", "stockout", "withdrawal", "scale-from-zero", "taints", "config-failure",
+		"kueue-hint", "kueue-provision", "kueue-tas", "kueue-stockout"} {
 		if found, err := FindStories(name); err != nil || len(found) != 1 || found[0].Name != name {
 			t.Errorf("story %q: %v, %v", name, found, err)
 		}

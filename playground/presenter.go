@@ -153,8 +153,12 @@ func (p *People) Done() {
 
 // Ready implements Presenter.
 func (p *People) Ready(pg *Playground) {
+	running := components
+	if pg.HasKueue() {
+		running = append([]string{"kueue"}, components...)
+	}
 	p.line(fmt.Sprintf("Playground up in %.1fs: etcd, kube-apiserver, kube-controller-manager, kwok, %s. Logs: %s",
-		time.Since(p.started).Seconds(), strings.Join(components, ", "), pg.LogDir()))
+		time.Since(p.started).Seconds(), strings.Join(running, ", "), pg.LogDir()))
 }
 
 // StoryBegins implements Presenter.
@@ -199,6 +203,9 @@ func (p *People) StoryEnds(_ Story, r Result) {
 	}
 	figures := fmt.Sprintf("%d pods, %d requests, at most %d roll-up rows (%d bytes), %d nodes launched, %d reclaimed",
 		r.Pods, r.Requests, r.RollUpRows, r.RollUpBytes, r.NodesLaunched, r.NodesReclaimed)
+	if r.Workloads > 0 {
+		figures = fmt.Sprintf("%s, %s; %s", count(r.Workloads, "workload"), count(r.Admissions, "admission"), figures)
+	}
 	if r.OK {
 		p.line(fmt.Sprintf("  %s in %.1fs: %s", p.paint(green, "ok"), r.Seconds, figures))
 		return

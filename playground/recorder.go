@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
@@ -22,6 +23,8 @@ type recorder struct {
 	launched map[string]bool      // nodes that appeared; false once they are gone
 	before   map[string]bool      // nodes that were there before the story
 
+	workloads map[types.UID]*workloadRecord
+
 	maxRows, maxBytes int
 	violations        []string
 }
@@ -31,6 +34,15 @@ type podRecord struct {
 	nodes  []string // in the order in which it was seen bound to them: one at most
 	gone   bool
 	daemon bool
+}
+
+// workloadRecord is what Kueue did with a workload.
+type workloadRecord struct {
+	admitted   bool
+	admissions int
+	// flavors are those that quota was reserved in, one for each reservation in turn; held is true while it is.
+	flavors []string
+	held    bool
 }
 
 // rule has to hold at every moment of a story. broken returns what is wrong, or "".
@@ -47,6 +59,7 @@ func newRecorder(namespace string, before map[string]*corev1.Node) *recorder {
 		byPod:     map[types.UID]int{},
 		launched:  map[string]bool{},
 		before:    map[string]bool{},
+		workloads: map[types.UID]*workloadRecord{},
 	}
 	for name := range before {
 		r.before[name] = true
@@ -82,9 +95,36 @@ func (r *recorder) saw(object any) {
 					owner.Name, owner.UID, r.byPod[owner.UID], o.Name))
 			}
 		}
+	case *kueue.Workload:
+		if r.mine(o.Namespace) {
+			r.sawWorkload(o)
+		}
 	case *corev1.Node:
 		if !r.before[o.Name] && o.Labels[labelStatic] == "" {
 			r.launched[o.Name] = true
+		}
+	}
+}
+
+func (r *recorder) sawWorkload(wl *kueue.Workload) {
+	record := r.workloads[wl.UID]
+	if record == nil {
+		record = &workloadRecord{}
+		r.workloads[wl.UID] = record
+	}
+	if now := admitted(wl); now != record.admitted {
+		record.admitted = now
+		if now {
+			record.admissions++
+		}
+		if record.admissions > 1 {
+			r.violate("no workload is admitted twice", "workload "+wl.Name)
+		}
+	}
+	if now := reserved(wl); now != record.held {
+		record.held = now
+		if now {
+			record.flavors = append(record.flavors, flavorOf(wl, resourceGPU))
 		}
 	}
 }
@@ -143,6 +183,14 @@ func (r *recorder) boundWithout() (n int) {
 		if !p.daemon && len(p.nodes) > 0 && r.byPod[uid] == 0 {
 			n++
 		}
+	}
+	return n
+}
+
+// admissions counts how often workloads were admitted.
+func (r *recorder) admissions() (n int) {
+	for _, wl := range r.workloads {
+		n += wl.admissions
 	}
 	return n
 }

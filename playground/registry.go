@@ -33,6 +33,7 @@ type description struct {
 	PID        int    `json:"pid"`
 	Kubeconfig string `json:"kubeconfig"`
 	Ports      ports  `json:"ports"`
+	Kueue      bool   `json:"kueue,omitempty"`
 }
 
 func registryDir() string {
@@ -129,7 +130,8 @@ func cleanStale(registry string) error {
 		if err != nil || !held {
 			continue
 		}
-		err = errors.Join(process.End(dir), process.End(filepath.Join(dir, "control-plane")), os.RemoveAll(dir))
+		err = errors.Join(process.End(dir), process.End(filepath.Join(dir, "kueue")),
+			process.End(filepath.Join(dir, "control-plane")), os.RemoveAll(dir))
 		lock.Close()
 		if err != nil {
 			return fmt.Errorf("cleaning up after a playground that crashed: %w", err)

@@ -33,6 +33,8 @@ type Story struct {
 	Title string
 	// Offerings are what the provider sells during the story.
 	Offerings []configv1alpha1.Offering
+	// Kueue says that the story needs the Kueue manager.
+	Kueue bool
 	// Play plays it. It works through the Stage, which remembers the first failure; what is called after one does nothing.
 	Play func(s *Stage)
 }
@@ -56,9 +58,12 @@ type Result struct {
 	RollUpRows  int `json:"rollUpRows"`
 	RollUpBytes int `json:"rollUpBytes"`
 	// NodesLaunched and NodesReclaimed count nodes that came, and that came and went.
-	NodesLaunched  int    `json:"nodesLaunched"`
-	NodesReclaimed int    `json:"nodesReclaimed"`
-	Steps          []Step `json:"steps"`
+	NodesLaunched  int `json:"nodesLaunched"`
+	NodesReclaimed int `json:"nodesReclaimed"`
+	// Workloads are those of Kueue, and Admissions how often Kueue admitted one; only in stories with Kueue.
+	Workloads  int    `json:"workloads,omitempty"`
+	Admissions int    `json:"admissions,omitempty"`
+	Steps      []Step `json:"steps"`
 	// Error says what was expected and what was seen instead, and Logs where to look.
 	Error string `json:"error,omitempty"`
 	Logs  string `json:"logs,omitempty"`
@@ -74,6 +79,8 @@ type Stage struct {
 	namespace string
 	recorder  *recorder
 	begin     time.Time
+	// unscoped are the story's objects that have no namespace, which would take them along.
+	unscoped []client.Object
 
 	steps []Step
 	err   error
@@ -82,8 +89,15 @@ type Stage struct {
 
 // Run plays a story. The playground has to be idle: no other launched nodes and no requests.
 func (p *Playground) Run(ctx context.Context, story Story) Result {
+	var unready error
+	if story.Kueue {
+		unready = p.EnableKueue(ctx)
+	}
 	s := &Stage{ctx: ctx, p: p, story: story.Name, namespace: "story-" + story.Name, begin: time.Now()}
 	p.present.StoryBegins(story)
+	if unready != nil {
+		s.fail(unready)
+	}
 	sampling, stopSampling := context.WithCancel(ctx)
 	var sampler sync.WaitGroup
 	sampler.Go(func() { p.sampleRollUps(sampling) })
@@ -148,6 +162,7 @@ func (s *Stage) result(story Story) Result {
 		r.Pods, r.Requests = rec.podsSeen(), len(rec.requests)
 		r.RollUpRows, r.RollUpBytes = rec.maxRows, rec.maxBytes
 		r.NodesLaunched, r.NodesReclaimed = rec.nodesLaunched(), rec.nodesReclaimed()
+		r.Workloads, r.Admissions = len(rec.workloads), rec.admissions()
 	})
 	if s.err != nil {
 		r.Error, r.Logs, r.Interrupted = s.err.Error(), s.logs, s.ctx.Err() != nil
@@ -205,10 +220,21 @@ func (s *Stage) Step(format string, args ...any) {
 // Create makes objects, in the story's namespace where they have one.
 func (s *Stage) Create(objects ...client.Object) {
 	for _, o := range objects {
-		if _, cluster := o.(*corev1.Node); !cluster {
+		if s.err != nil {
+			return
+		}
+		namespaced, err := s.p.view.client.IsObjectNamespaced(o)
+		if err != nil {
+			s.fail(fmt.Errorf("creating %T %s: %w", o, o.GetName(), err))
+			return
+		}
+		if namespaced {
 			o.SetNamespace(s.namespace)
 		}
 		s.create(o)
+		if _, node := o.(*corev1.Node); s.err == nil && !namespaced && !node { // nodes go by their label
+			s.unscoped = append(s.unscoped, o)
+		}
 	}
 }
 
@@ -361,6 +387,12 @@ func (s *Stage) hints() string {
 				break
 			}
 		}
+		for _, wl := range w.Workloads() {
+			if !admitted(wl) {
+				hints = append(hints, fmt.Sprintf("workload of job %s waits: %s", jobOf(wl), checkState(wl).Message))
+				break
+			}
+		}
 		phases := map[string]int{}
 		for _, u := range w.Upcoming() {
 			phases[string(u.Status.Phase)]++
@@ -401,8 +433,13 @@ func (s *Stage) cleanUp() {
 		}
 	}
 	err = errors.Join(err, c.DeleteAllOf(ctx, &corev1.Node{}, client.HasLabels{labelStatic}), s.p.SetOfferings(DefaultOfferings()))
+	gone := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
+	for _, o := range slices.Backward(s.unscoped) {
+		err = errors.Join(err, client.IgnoreNotFound(c.Delete(ctx, o)))
+		gone = append(gone, o)
+	}
 	if s.ctx.Err() == nil && err == nil {
-		err = s.awaitNamespaceGone(ctx)
+		err = s.awaitGone(ctx, gone)
 	}
 	switch {
 	case s.ctx.Err() != nil:
@@ -412,20 +449,24 @@ func (s *Stage) cleanUp() {
 	}
 }
 
-func (s *Stage) awaitNamespaceGone(ctx context.Context) error {
+func (s *Stage) awaitGone(ctx context.Context, objects []client.Object) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		err := s.p.view.client.Get(ctx, client.ObjectKey{Name: s.namespace}, &corev1.Namespace{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("namespace %s is still there: %w", s.namespace, context.Cause(ctx))
-		case <-tick.C:
+	for _, o := range objects {
+		there := o.DeepCopyObject().(client.Object)
+		for {
+			err := s.p.view.client.Get(ctx, client.ObjectKeyFromObject(o), there)
+			if apierrors.IsNotFound(err) {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%T %s is still there: %w", o, o.GetName(), context.Cause(ctx))
+			case <-tick.C:
+			}
 		}
 	}
+	return nil
 }
 
 // Kill ends a component as a crash would.

@@ -12,11 +12,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
@@ -32,9 +34,10 @@ const capacityEventAction = "RequestCapacity"
 // recorder of the story that is being played sees every single one, so that what was wrong for a moment only is seen,
 // too.
 type view struct {
-	client client.Client
-	cancel context.CancelFunc
-	done   chan struct{}
+	client    client.Client
+	informers cache.Cache
+	cancel    context.CancelFunc
+	done      chan struct{}
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed, and made anew, at every change
@@ -44,6 +47,11 @@ type view struct {
 	upcoming map[string]*fleetv1alpha1.UpcomingNode
 	hints    map[string]*fleetv1alpha1.AvailableCapacity
 	events   map[types.UID]*corev1.Event
+	// Empty where Kueue does not run.
+	workloads map[types.UID]*kueue.Workload
+	checks    map[string]*kueue.AdmissionCheck
+	bookings  map[types.UID]*autoscalingv1.ProvisioningRequest
+
 	rollUp   rollUp
 	recorder *recorder
 }
@@ -55,7 +63,8 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 	}
 	config.QPS, config.Burst = 500, 1000
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), fleetv1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), fleetv1alpha1.AddToScheme(scheme), kueue.AddToScheme(scheme),
+		autoscalingv1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("playground: %w", err)
 	}
 	v := &view{
@@ -67,26 +76,36 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 		upcoming: map[string]*fleetv1alpha1.UpcomingNode{},
 		hints:    map[string]*fleetv1alpha1.AvailableCapacity{},
 		events:   map[types.UID]*corev1.Event{},
+
+		workloads: map[types.UID]*kueue.Workload{},
+		checks:    map[string]*kueue.AdmissionCheck{},
+		bookings:  map[types.UID]*autoscalingv1.ProvisioningRequest{},
 	}
 	if v.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("playground: %w", err)
 	}
-	informers, err := cache.New(config, cache.Options{Scheme: scheme})
-	if err != nil {
+	if v.informers, err = cache.New(config, cache.Options{Scheme: scheme}); err != nil {
 		return nil, fmt.Errorf("playground: %w", err)
 	}
 	var watching context.Context
 	watching, v.cancel = context.WithCancel(context.Background())
 	go func() {
 		defer close(v.done)
-		_ = informers.Start(watching)
+		_ = v.informers.Start(watching)
 	}()
-	for _, object := range []client.Object{
-		&corev1.Pod{}, &corev1.Node{}, &corev1.Event{}, &fleetv1alpha1.CapacityRequest{}, &fleetv1alpha1.UpcomingNode{},
-		&fleetv1alpha1.AvailableCapacity{},
-	} {
+	if err := v.follow(ctx, &corev1.Pod{}, &corev1.Node{}, &corev1.Event{}, &fleetv1alpha1.CapacityRequest{},
+		&fleetv1alpha1.UpcomingNode{}, &fleetv1alpha1.AvailableCapacity{}); err != nil {
+		v.stop()
+		return nil, err
+	}
+	return v, nil
+}
+
+// follow watches further kinds, and returns when what is there of them has been seen.
+func (v *view) follow(ctx context.Context, objects ...client.Object) error {
+	for _, object := range objects {
 		var seen toolscache.ResourceEventHandlerRegistration
-		informer, err := informers.GetInformer(ctx, object)
+		informer, err := v.informers.GetInformer(ctx, object)
 		if err == nil {
 			seen, err = informer.AddEventHandler(v.handler())
 		}
@@ -94,11 +113,10 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 			err = context.Cause(ctx)
 		}
 		if err != nil {
-			v.stop()
-			return nil, fmt.Errorf("watching %T: %w", object, err)
+			return fmt.Errorf("watching %T: %w", object, err)
 		}
 	}
-	return v, nil
+	return nil
 }
 
 func (v *view) stop() {
@@ -145,6 +163,12 @@ func (v *view) put(object any) {
 		v.upcoming[o.Name] = o
 	case *fleetv1alpha1.AvailableCapacity:
 		v.hints[o.Name] = o
+	case *kueue.Workload:
+		v.workloads[o.UID] = o
+	case *kueue.AdmissionCheck:
+		v.checks[o.Name] = o
+	case *autoscalingv1.ProvisioningRequest:
+		v.bookings[o.UID] = o
 	}
 	if v.recorder != nil {
 		v.recorder.saw(object)
@@ -165,6 +189,12 @@ func (v *view) drop(object any) {
 		delete(v.upcoming, o.Name)
 	case *fleetv1alpha1.AvailableCapacity:
 		delete(v.hints, o.Name)
+	case *kueue.Workload:
+		delete(v.workloads, o.UID)
+	case *kueue.AdmissionCheck:
+		delete(v.checks, o.Name)
+	case *autoscalingv1.ProvisioningRequest:
+		delete(v.bookings, o.UID)
 	}
 	if v.recorder != nil {
 		v.recorder.lost(object)
@@ -271,6 +301,37 @@ func (w *World) Available() map[string]int32 {
 func (w *World) CapacityEvents() []*corev1.Event {
 	return sorted(w.v.events, func(e *corev1.Event) bool { return w.mine(e) && e.Action == capacityEventAction })
 }
+
+// Workloads of the story, in the order in which Kueue's queue and the check look at equals: by age, then by name.
+func (w *World) Workloads() []*kueue.Workload {
+	all := sorted(w.v.workloads, func(wl *kueue.Workload) bool { return w.mine(wl) })
+	slices.SortStableFunc(all, func(a, b *kueue.Workload) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	return all
+}
+
+// WorkloadOf is the workload of the Job; nil when there is none.
+func (w *World) WorkloadOf(job string) *kueue.Workload {
+	all := w.Workloads()
+	if i := slices.IndexFunc(all, func(wl *kueue.Workload) bool { return jobOf(wl) == job }); i >= 0 {
+		return all[i]
+	}
+	return nil
+}
+
+// AdmissionChecks are all there are.
+func (w *World) AdmissionChecks() []*kueue.AdmissionCheck {
+	return sorted(w.v.checks, func(*kueue.AdmissionCheck) bool { return true })
+}
+
+// ProvisioningRequests of the story.
+func (w *World) ProvisioningRequests() []*autoscalingv1.ProvisioningRequest {
+	return sorted(w.v.bookings, func(pr *autoscalingv1.ProvisioningRequest) bool { return w.mine(pr) })
+}
+
+// Promises counts the workloads for which the admission check holds capacity, by the manager's own metrics.
+func (w *World) Promises() int { return w.v.rollUp.promises }
 
 // RollUp is the last roll-up by the manager's own metrics.
 func (w *World) RollUp() (rows, bytes int) { return w.v.rollUp.rows, w.v.rollUp.bytes }

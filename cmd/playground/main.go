@@ -67,6 +67,7 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVarP(&output, "output", "o", "", "json: one JSON object for each story")
 
+	var kueue bool
 	var files []string
 	var timeout time.Duration
 	run := &cobra.Command{
@@ -80,7 +81,7 @@ func command() *cobra.Command {
 				if len(args) > 0 {
 					return fmt.Errorf("either stories %q or manifests %q, not both", args, files)
 				}
-				return playground.RunManifests(ctx, p, files, timeout)
+				return playground.RunManifests(ctx, p, files, timeout, kueue)
 			}
 			stories, err := playground.FindStories(args...)
 			if err != nil {
@@ -93,12 +94,20 @@ func command() *cobra.Command {
 		}),
 	}
 	run.Flags().StringArrayVarP(&files, "filename", "f", nil, "your own manifests; - reads standard input")
+	run.Flags().BoolVar(&kueue, "kueue", false, "run the Kueue manager, too, for manifests of -f; stories know themselves")
 	run.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long pods of -f may take to run")
+
+	up := &cobra.Command{
+		Use: "up", Short: "Keep a playground running and print its KUBECONFIG", Args: cobra.NoArgs,
+		RunE: with(func(ctx context.Context, p playground.Presenter, _ []string) error {
+			return playground.Up(ctx, p, kueue)
+		}),
+	}
+	up.Flags().BoolVar(&kueue, "kueue", false, "run the Kueue manager, too, which the stories kueue-* need")
 
 	root.AddCommand(
 		&cobra.Command{Use: "demo", Short: "Start everything, play all stories, clean up (the default)", Args: cobra.NoArgs, RunE: demo},
-		&cobra.Command{Use: "up", Short: "Keep a playground running and print its KUBECONFIG", Args: cobra.NoArgs,
-			RunE: with(func(ctx context.Context, p playground.Presenter, _ []string) error { return playground.Up(ctx, p) })},
+		up,
 		run,
 		&cobra.Command{Use: "down", Short: "End the playground that is up", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {

@@ -1,5 +1,3 @@
-// Package kueuetest runs the real Kueue manager, as a process of its own, against a control plane of
-// internal/controlplane. It is for tests and for the playground: what Drover does for Kueue is shown against Kueue
-// itself, not against a copy of its rules. It never runs Kueue in-process and changes nothing outside the directory it is
-// given. Start reading at Start.
+// Package kueuetest gives tests the real Kueue manager and the types that they meet there. What starts it, and how, is in
+// internal/kueuemanager.
 package kueuetest

@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -41,30 +40,6 @@ func TestKueueOnTheFleet(t *testing.T) {
 			return failure == "" && len(found) == 3, fmt.Sprintf("%d nodes %s", len(found), failure)
 		})
 	})
-}
-
-// TestKueueExamplesApply: the examples apply as they are, and the check becomes Active or says why not.
-func TestKueueExamplesApply(t *testing.T) {
-	k := startKueue(t, "kueue-examples")
-	k.hint("gpu-8", 1)
-	if out, err := kubectl(t.Context(), "apply", "-f", filepath.Join(env.root, "manifests", "kueue", "examples")); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := cleanupContext()
-		defer cancel()
-		if out, err := kubectl(ctx, "delete", "-n", "default", "localqueue", "training"); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-	})
-	for _, what := range []string{"admissioncheck/fleet-capacity", "clusterqueue/training"} {
-		if out, err := kubectl(t.Context(), "wait", "--for=condition=Active", "--timeout=60s", what); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-	}
-	if out, err := kubectl(t.Context(), "apply", "--server-side", "--dry-run=server", "-k", overlay("kueue")); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
 }
 
 func (k *kueueCluster) untilPodsRun(n int) {

@@ -27,6 +27,7 @@ apiVersion: config.drover.sh/v1alpha1
 kind: OfferingList
 offerings:
 - name: gpu-8
+  instanceType: a3-highgpu-8g # as in manifests/kueue
   resources: {cpu: "96", memory: 1000Gi, nvidia.com/gpu: "8"}
   cost: 30
   domains:

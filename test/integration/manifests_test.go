@@ -23,7 +23,7 @@ import (
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "scheduler-only"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -204,7 +204,7 @@ func TestManifestsFilesExistWhereProgramsLook(t *testing.T) {
 
 // Overlays for one cluster agree with themselves on who the cluster is and where its autoscaler is.
 func TestManifestsIdentity(t *testing.T) {
-	for _, name := range []string{"default", "cert-manager"} {
+	for _, name := range []string{"default", "cert-manager", "kueue"} {
 		t.Run(name, func(t *testing.T) {
 			objects := build(t, name)
 			manager, autoscaler := &configv1alpha1.ManagerConfiguration{}, &configv1alpha1.AutoscalerConfiguration{}

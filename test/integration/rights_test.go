@@ -35,6 +35,7 @@ var unusedButNeeded = map[string]string{
 	"drover-manager: update capacityrequests.fleet.lucy.sh":   "a request is rewritten when its pod has changed",
 	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
 	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
+	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
 	"drover-manager: patch upcomingnodes.fleet.lucy.sh in fleet-system": "a machine whose labels or resources turn out " +
 		"to be others than those announced",
 }
@@ -50,46 +51,51 @@ func TestRBAC(t *testing.T) {
 	objects := build(t, "default")
 	for _, name := range []string{"drover-scheduler", "drover-manager", "drover-autoscaler"} {
 		t.Run(name, func(t *testing.T) {
-			granted := grantedTo(t, name, kindOf[rbacv1.ClusterRole](t, objects, "ClusterRole"),
-				kindOf[rbacv1.Role](t, objects, "Role"))
-			if len(granted) == 0 {
-				t.Fatal("no rights at all: is the role bound under another name?")
-			}
-			for _, g := range granted {
-				key := name + ": " + g.String()
-				_, excused := unusedButNeeded[key]
-				if g.verb == "list" {
-					// Informers get their first state from the watch itself where the API server can stream it, and list
-					// where it cannot. The right to watch has to be used.
-					g.verb = "watch"
-					_, excused = unusedButNeeded[name+": "+g.String()]
-				}
-				uses := slices.DeleteFunc(slices.Clone(used[name]), func(u right) bool { return !g.covers(u) })
-				elsewhere := slices.ContainsFunc(uses, func(u right) bool { return u.namespace != system })
-				switch {
-				case len(uses) == 0 && !excused:
-					t.Errorf("nothing uses %q", g)
-				case len(uses) > 0 && excused:
-					t.Errorf("%q is used: it needs no excuse any more", key)
-				case len(uses) > 0 && g.namespace == "" && !elsewhere:
-					t.Errorf("%q is used in %s only: a Role there is enough", g, system)
-				}
-			}
-			if t.Failed() {
-				var lines []string
-				for _, u := range used[name] {
-					lines = append(lines, u.String())
-				}
-				slices.Sort(lines)
-				t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
-			}
+			expectUsed(t, name, used[name], grantedTo(t, name, kindOf[rbacv1.ClusterRole](t, objects, "ClusterRole"),
+				kindOf[rbacv1.Role](t, objects, "Role")))
 		})
+	}
+}
+
+// expectUsed holds what a ServiceAccount did against what a role grants it: nothing is granted that was not used.
+func expectUsed(t *testing.T, role string, used, granted []right) {
+	t.Helper()
+	if len(granted) == 0 {
+		t.Fatal("no rights at all: is the role bound under another name?")
+	}
+	for _, g := range granted {
+		key := role + ": " + g.String()
+		_, excused := unusedButNeeded[key]
+		if g.verb == "list" {
+			// Informers get their first state from the watch itself where the API server can stream it, and list
+			// where it cannot. The right to watch has to be used.
+			g.verb = "watch"
+			_, excused = unusedButNeeded[role+": "+g.String()]
+		}
+		uses := slices.DeleteFunc(slices.Clone(used), func(u right) bool { return !g.covers(u) })
+		elsewhere := slices.ContainsFunc(uses, func(u right) bool { return u.namespace != system })
+		switch {
+		case len(uses) == 0 && !excused:
+			t.Errorf("nothing uses %q", g)
+		case len(uses) > 0 && excused:
+			t.Errorf("%q is used: it needs no excuse any more", key)
+		case len(uses) > 0 && g.namespace == "" && !elsewhere:
+			t.Errorf("%q is used in %s only: a Role there is enough", g, system)
+		}
+	}
+	if t.Failed() {
+		var lines []string
+		for _, u := range used {
+			lines = append(lines, u.String())
+		}
+		slices.Sort(lines)
+		t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
 	}
 }
 
 // The roles are narrow where it matters: nobody reads Secrets, uses wildcards, or changes rights.
 func TestRBACRolesAreNarrow(t *testing.T) {
-	objects := build(t, "default")
+	objects := build(t, "kueue") // the default, and what is added for Kueue
 	rules := map[string][]rbacv1.PolicyRule{}
 	for _, r := range kindOf[rbacv1.ClusterRole](t, objects, "ClusterRole") {
 		rules[r.Name] = append(rules[r.Name], r.Rules...)

@@ -1,4 +1,4 @@
-package kueuetest
+package kueuemanager
 
 import (
 	"context"
@@ -68,10 +68,10 @@ type Manager struct {
 // cluster. ctx bounds the start only. On error nothing runs.
 func Start(ctx context.Context, cluster Cluster, o Options) (_ *Manager, err error) {
 	if o.Dir == "" {
-		return nil, errors.New("kueuetest: Options.Dir is empty")
+		return nil, errors.New("kueuemanager: Options.Dir is empty")
 	}
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
-		return nil, fmt.Errorf("kueuetest: Options.Dir %q: %w", o.Dir, err)
+		return nil, fmt.Errorf("kueuemanager: Options.Dir %q: %w", o.Dir, err)
 	}
 	if len(o.Frameworks) == 0 {
 		o.Frameworks = []string{"batch/job"}
@@ -82,7 +82,7 @@ func Start(ctx context.Context, cluster Cluster, o Options) (_ *Manager, err err
 	}
 	group, err := process.NewGroup(o.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("kueuetest: %w", err)
+		return nil, fmt.Errorf("kueuemanager: %w", err)
 	}
 	m := &Manager{group: group, dir: o.Dir}
 	defer func() {
@@ -183,7 +183,7 @@ func (m *Manager) Stop() error {
 func Uninstall(ctx context.Context, cluster Cluster) error {
 	c, err := client.New(cluster.Config(), client.Options{Scheme: Scheme()})
 	if err != nil {
-		return fmt.Errorf("kueuetest: %w", err)
+		return fmt.Errorf("kueuemanager: %w", err)
 	}
 	mutating := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	mutating.Name = "kueue-mutating-webhook-configuration"
@@ -208,7 +208,7 @@ func Scheme() *runtime.Scheme {
 func install(ctx context.Context, config *rest.Config, hooks hooks, keys *servingKeys) error {
 	c, err := client.New(config, client.Options{Scheme: Scheme()})
 	if err != nil {
-		return fmt.Errorf("kueuetest: %w", err)
+		return fmt.Errorf("kueuemanager: %w", err)
 	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	if err := c.Create(ctx, ns); err != nil && !apierrors.IsAlreadyExists(err) {

@@ -1,4 +1,4 @@
-package kueuetest
+package kueuemanager
 
 import (
 	"bytes"
@@ -178,5 +178,9 @@ func moduleDir(ctx context.Context, module string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("looking for module %s: %w", module, err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	dir := strings.TrimSpace(string(out))
+	if dir == "" {
+		return "", fmt.Errorf("module %s is not in the module cache: run `go mod download %s`", module, module)
+	}
+	return dir, nil
 }

@@ -1,4 +1,4 @@
-package kueuetest_test
+package kueuemanager_test
 
 import (
 	"path/filepath"
@@ -16,7 +16,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/drover-sh/drover/internal/controlplane"
-	"github.com/drover-sh/drover/kueue/kueuetest"
+	"github.com/drover-sh/drover/internal/kueuemanager"
 )
 
 // Kueue starts outside a cluster, admits a Job, and starts again after Stop.
@@ -36,7 +36,7 @@ func TestKueueRuns(t *testing.T) {
 		}
 	})
 	for _, round := range []string{"first", "second"} {
-		m, err := kueuetest.Start(t.Context(), cp, kueuetest.Options{Dir: filepath.Join(dir, "kueue")})
+		m, err := kueuemanager.Start(t.Context(), cp, kueuemanager.Options{Dir: filepath.Join(dir, "kueue")})
 		if err != nil {
 			t.Fatalf("%s start: %v", round, err)
 		}
@@ -50,7 +50,7 @@ func TestKueueRuns(t *testing.T) {
 
 func admitsAJob(t *testing.T, cp *controlplane.ControlPlane, name string) {
 	t.Helper()
-	c, err := client.New(cp.Config(), client.Options{Scheme: kueuetest.Scheme()})
+	c, err := client.New(cp.Config(), client.Options{Scheme: kueuemanager.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package kueuetest
+package kueuemanager
 
 import (
 	"crypto/rand"
