@@ -10,7 +10,8 @@ import (
 // Promise is capacity set aside for one workload by one check.
 type Promise struct {
 	Key string
-	// Nodes by the name of the hint that they are taken from.
+	// Nodes by the name of the hint that they are taken from. None: the promise has ended, and is kept in mind so that it is
+	// not taken for one that was never recorded.
 	Nodes map[string]int32
 	Since time.Time
 	// Until is when the promise lapses by itself.
@@ -47,11 +48,19 @@ func (l *Ledger) Get(key string) (Promise, bool) {
 	return *p, true
 }
 
-// Release ends a promise. It reports whether there was one.
-func (l *Ledger) Release(key string) bool {
-	_, ok := l.promises[key]
-	delete(l.promises, key)
-	return ok
+// Release ends a promise and forgets that there was one.
+func (l *Ledger) Release(key string) { delete(l.promises, key) }
+
+// End ends a promise: its nodes are not needed any more.
+func (l *Ledger) End(key string) {
+	if p := l.promises[key]; p != nil {
+		clear(p.Nodes)
+	}
+}
+
+// Keep releases all promises but those of the keys.
+func (l *Ledger) Keep(live map[string]bool) {
+	maps.DeleteFunc(l.promises, func(key string, _ *Promise) bool { return !live[key] })
 }
 
 // Admitted notes that Kueue has admitted the workload.
@@ -72,11 +81,17 @@ func (l *Ledger) Promised(hint, except string) int32 {
 	return n
 }
 
-// Len is the number of promises.
-func (l *Ledger) Len() int { return len(l.promises) }
-
-// Keys lists the promises, sorted.
-func (l *Ledger) Keys() []string { return slices.Sorted(maps.Keys(l.promises)) }
+// Keys lists the promises that have not ended, sorted.
+func (l *Ledger) Keys() []string {
+	var keys []string
+	for key, p := range l.promises {
+		if len(p.Nodes) > 0 {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
 
 // Totals is how many nodes are set aside, by hint.
 func (l *Ledger) Totals() map[string]int32 {
@@ -94,6 +109,9 @@ func (l *Ledger) Expire(now time.Time) (next time.Time) {
 	for key, p := range l.promises {
 		if !p.Until.After(now) {
 			delete(l.promises, key)
+			continue
+		}
+		if len(p.Nodes) == 0 {
 			continue
 		}
 		if next.IsZero() || p.Until.Before(next) {
@@ -132,9 +150,6 @@ func (l *Ledger) settle(hint string, taken int32) {
 		taken -= n
 		if p.Nodes[hint] -= n; p.Nodes[hint] == 0 {
 			delete(p.Nodes, hint)
-		}
-		if len(p.Nodes) == 0 {
-			delete(l.promises, p.Key)
 		}
 	}
 }

@@ -67,7 +67,11 @@ func TestLedgerReturnsToZero(t *testing.T) {
 					l.Promise(Promise{Key: w.Key, Nodes: d.Nodes, Since: now.Add(time.Duration(i)), Until: now.Add(time.Hour)})
 				}
 			case 2:
-				l.Release(w.Key)
+				if rapid.Bool().Draw(t, "ended") {
+					l.End(w.Key)
+				} else {
+					l.Release(w.Key)
+				}
 			case 3:
 				l.Admitted(w.Key)
 			}
@@ -78,7 +82,7 @@ func TestLedgerReturnsToZero(t *testing.T) {
 		for _, key := range []string{"1", "2", "3", "4", "5"} {
 			l.Release(key)
 		}
-		if totals := l.Totals(); len(totals) != 0 || l.Len() != 0 {
+		if totals := l.Totals(); len(totals) != 0 || len(l.Keys()) != 0 {
 			t.Fatalf("everybody is gone and %v is promised", totals)
 		}
 	})

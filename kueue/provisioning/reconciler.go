@@ -40,6 +40,8 @@ type Reconciler struct {
 	Defaults  Terms
 	Clock     clock.PassiveClock
 	Recorder  events.EventRecorder
+	// Claims are shared with whoever else promises room on the fleet's nodes.
+	Claims *Claims
 
 	agenda *agenda
 	// bookings are those being written, so that templates are read once.
@@ -55,6 +57,8 @@ type promise struct {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	r.Claims.Lock()
+	defer r.Claims.Unlock()
 	pr := &autoscalingv1.ProvisioningRequest{}
 	if err := r.Client.Get(ctx, req.NamespacedName, pr); err != nil {
 		if apierrors.IsNotFound(err) {

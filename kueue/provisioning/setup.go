@@ -31,6 +31,7 @@ import (
 // +kubebuilder:rbac:groups=autoscaling.x-k8s.io,resources=provisioningrequests/status,verbs=patch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=nodes;pods,verbs=list;watch
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=podtemplates,verbs=get
 // +kubebuilder:rbac:groups=scheduling.k8s.io,resources=priorityclasses,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -62,11 +63,13 @@ type Options struct {
 	// BookingTTL is how long capacity is held for pods that do not come. Default 10 minutes; a request's parameter
 	// BookingSeconds overrides it.
 	BookingTTL time.Duration
+	// Claims are shared with the admission check, if both are served. Default: the class's own.
+	Claims *Claims
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.WithTicker
 }
 
-// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, schedulingv1,
+// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, appsv1, schedulingv1,
 // fleet.lucy.sh/v1alpha1 and autoscaling.x-k8s.io/v1, and its cache has to keep the annotations autoscaling.x-k8s.io/
 // and kueue.x-k8s.io/ of pods.
 //
@@ -98,9 +101,10 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 	r := &Reconciler{
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: opts.Namespace,
 		Defaults: Terms{ProvisionTimeout: opts.ProvisionTimeout, BookingTTL: opts.BookingTTL},
-		Clock:    opts.Clock, Recorder: mgr.GetEventRecorder(controllerName), agenda: agenda,
+		Clock:    opts.Clock, Recorder: mgr.GetEventRecorder(controllerName), Claims: opts.Claims, agenda: agenda,
 		bookings: map[types.NamespacedName]Booking{}, promised: map[types.NamespacedName]promise{},
 	}
+	opts.Claims.Register(controllerName, func(ctx context.Context) ([]Holding, error) { return r.holdings(ctx, "") })
 	ours := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		pr, ok := o.(*autoscalingv1.ProvisioningRequest)
 		return ok && pr.Spec.ProvisioningClassName == ClassName
@@ -132,6 +136,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.BookingTTL <= 0 {
 		o.BookingTTL = DefaultBookingTTL
+	}
+	if o.Claims == nil {
+		o.Claims = NewClaims()
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
