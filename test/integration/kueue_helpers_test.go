@@ -98,8 +98,10 @@ func (k *kueueCluster) clean() {
 	ctx, cancel := cleanupContext()
 	defer cancel()
 	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
-	if err := k.client.DeleteAllOf(ctx, &batchv1.Job{}, client.InNamespace(k.ns), background); err != nil {
-		k.t.Error(err)
+	for _, o := range []client.Object{&batchv1.Job{}, &kueue.Workload{}} {
+		if err := k.client.DeleteAllOf(ctx, o, client.InNamespace(k.ns), background); err != nil {
+			k.t.Error(err)
+		}
 	}
 	state, ok := poll(ctx, func(ctx context.Context) (bool, string) {
 		var wls kueue.WorkloadList
@@ -111,7 +113,7 @@ func (k *kueueCluster) clean() {
 	if !ok {
 		k.t.Errorf("workloads stay behind: %s", state)
 	}
-	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{},
+	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{}, &kueue.ProvisioningRequestConfig{},
 		&fleetv1alpha1.CapacityCheckConfig{}, &fleetv1alpha1.AvailableCapacity{}, &corev1.Node{}} {
 		var opts []client.DeleteAllOfOption
 		if _, ok := o.(*fleetv1alpha1.AvailableCapacity); ok {
@@ -185,16 +187,18 @@ func (k *kueueCluster) hint(name string, nodes int32) {
 	want.UID = ""
 	var have fleetv1alpha1.AvailableCapacity
 	if err := k.client.Get(k.t.Context(), client.ObjectKeyFromObject(want), &have); err == nil {
+		before := have.DeepCopy()
 		have.Spec = want.Spec
-		if err := k.client.Update(k.t.Context(), &have); err != nil {
+		if err := k.client.Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
 			k.t.Fatal(err)
 		}
 	} else {
 		k.create(want)
 		have = *want
 	}
+	before := have.DeepCopy()
 	have.Status.ObservedTime = &metav1.Time{Time: time.Now()}
-	if err := k.client.Status().Update(k.t.Context(), &have); err != nil {
+	if err := k.client.Status().Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
 		k.t.Fatal(err)
 	}
 }
