@@ -22,16 +22,27 @@ type Promise struct {
 
 // Ledger holds what was promised and not seen to be taken yet. It is not safe for concurrent use.
 //
-// A promise ends when its workload is evicted, finished or deleted, when its pods run, at its time-out, or, once the workload
-// is admitted, when the hint's count falls by its nodes: then the autoscaler has taken the demand, and to keep the promise
-// would count the nodes twice. Whose demand made a hint fall cannot be seen; the oldest admitted promise gives way.
+// A promise ends when its workload is evicted, finished or deleted, when its pods have their nodes, at its time-out, or, once
+// the workload is admitted, when its nodes are on their way and the hint's count has fallen by them: to keep it then would count
+// the nodes twice. A hint also falls by what other clusters take, and that settles nothing. Which workload nodes on their way
+// are for cannot be seen; the oldest admitted promise gives way.
 type Ledger struct {
 	promises map[string]*Promise
-	counts   map[string]int32 // of each hint when it was last seen
+	hints    map[string]*account
+	launched map[string]bool // UpcomingNodes that were seen; nil before the first look
+}
+
+// account is what has happened to a hint and was not settled with a promise yet.
+type account struct {
+	count  int32 // when it was last seen
+	fallen int32 // nodes that left the hint
+	coming int32 // nodes of it that are on their way to this cluster
 }
 
 // NewLedger returns an empty ledger.
-func NewLedger() *Ledger { return &Ledger{promises: map[string]*Promise{}, counts: map[string]int32{}} }
+func NewLedger() *Ledger {
+	return &Ledger{promises: map[string]*Promise{}, hints: map[string]*account{}}
+}
 
 // Promise records p in the place of what was promised under its key.
 func (l *Ledger) Promise(p Promise) {
@@ -121,18 +132,58 @@ func (l *Ledger) Expire(now time.Time) (next time.Time) {
 	return next
 }
 
-// Observe notes the hints' counts. What a count has fallen by was taken, and is settled with the admitted promises on that
-// hint, the oldest first.
-func (l *Ledger) Observe(hints []Hint) {
-	seen := make(map[string]int32, len(hints))
+// Launched is a node on its way to this cluster.
+type Launched struct {
+	Name   string
+	Labels map[string]string
+}
+
+// Observe notes the hints' counts and the nodes on their way. The nodes that have both left a hint and come into sight are
+// settled with the admitted promises on that hint, the oldest first.
+func (l *Ledger) Observe(hints []Hint, upcoming []Launched) {
 	for i := range hints {
-		name, count := hints[i].Name, hints[i].Count
-		seen[name] = count
-		if before, known := l.counts[name]; known && count < before {
-			l.settle(name, before-count)
+		h := &hints[i]
+		a, known := l.hints[h.Name]
+		if !known {
+			a = &account{count: h.Count}
+			l.hints[h.Name] = a
+		}
+		a.fallen += max(0, a.count-h.Count)
+		a.count = h.Count
+	}
+	maps.DeleteFunc(l.hints, func(name string, _ *account) bool {
+		return !slices.ContainsFunc(hints, func(h Hint) bool { return h.Name == name })
+	})
+	seen := make(map[string]bool, len(upcoming))
+	for _, u := range upcoming {
+		seen[u.Name] = true
+		if l.launched == nil || l.launched[u.Name] {
+			continue
+		}
+		if i := slices.IndexFunc(hints, func(h Hint) bool { return h.Template.Yields(u.Labels) }); i >= 0 {
+			l.hints[hints[i].Name].coming++
 		}
 	}
-	l.counts = seen
+	l.launched = seen
+	for name, a := range l.hints {
+		if n := min(a.fallen, a.coming); n > 0 {
+			l.settle(name, n)
+			a.fallen, a.coming = a.fallen-n, a.coming-n
+		}
+		// What happens while nothing is owed is not about any promise.
+		if !l.owes(name) {
+			a.fallen, a.coming = 0, 0
+		}
+	}
+}
+
+func (l *Ledger) owes(hint string) bool {
+	for _, p := range l.promises {
+		if p.Admitted && p.Nodes[hint] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *Ledger) settle(hint string, taken int32) {

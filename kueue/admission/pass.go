@@ -90,7 +90,7 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	p.ledger.Observe(c.hints)
+	p.ledger.Observe(c.hints, c.upcoming)
 	next := sooner(time.Time{}, p.ledger.Expire(now))
 
 	var errs []error

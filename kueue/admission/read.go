@@ -28,12 +28,13 @@ type check struct {
 
 // cluster is what one pass reads.
 type cluster struct {
-	checks  []*check
-	hints   []Hint
-	nodes   []corev1.Node
-	daemons []appsv1.DaemonSet
-	flavors map[string]*kueue.ResourceFlavor
-	queues  map[string]*kueue.ClusterQueue
+	checks   []*check
+	hints    []Hint
+	upcoming []Launched
+	nodes    []corev1.Node
+	daemons  []appsv1.DaemonSet
+	flavors  map[string]*kueue.ResourceFlavor
+	queues   map[string]*kueue.ClusterQueue
 }
 
 func (c *cluster) check(name string) *check {
@@ -87,6 +88,13 @@ func (p *Pass) read(ctx context.Context) (*cluster, error) {
 			}
 		}
 		c.hints = append(c.hints, h)
+	}
+	var upcoming fleetv1alpha1.UpcomingNodeList
+	if err := p.client.List(ctx, &upcoming, client.InNamespace(p.opts.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("listing UpcomingNodes: %w", err)
+	}
+	for i := range upcoming.Items {
+		c.upcoming = append(c.upcoming, Launched{Name: upcoming.Items[i].Name, Labels: upcoming.Items[i].Spec.Labels})
 	}
 	var nodes corev1.NodeList
 	if err := p.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {

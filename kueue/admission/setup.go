@@ -37,7 +37,7 @@ import (
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status;admissionchecks/status,verbs=patch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacitycheckconfigs,verbs=list;watch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities,verbs=list;watch
+// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities;upcomingnodes,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=list;watch
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -108,6 +108,7 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*
 		Watches(&kueue.ClusterQueue{}, all, changed).
 		Watches(&fleetv1alpha1.CapacityCheckConfig{}, all, changed).
 		Watches(&fleetv1alpha1.AvailableCapacity{}, all).
+		Watches(&fleetv1alpha1.UpcomingNode{}, all, changed).
 		Watches(&fleetv1alpha1.CapacityRequest{}, all, builder.WithPredicates(ours())).
 		Watches(&corev1.Node{}, all, builder.WithPredicates(nodeChanged())).
 		Watches(&corev1.Pod{}, all, builder.WithPredicates(podMoved())).
