@@ -371,3 +371,34 @@ func TestRoomOfTheOtherDoorIsNotBooked(t *testing.T) {
 		t.Errorf("the class says that it holds %+v (%v), want one pod", booked, err)
 	}
 }
+
+// Between a pod's arrival and its binding its room is nobody else's, though the booking is consumed by then.
+func TestConsumedBookingHoldsTheRoomOfPodsWithoutANode(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.fleetNode("a", "r1", "8", true)
+	w.provision("first", 1, gpus("8"))
+	w.acknowledge(1)
+	w.hasCondition("first", autoscalingv1.Provisioned, yes, ReasonProvisioned)
+	pod := w.arrive("first-0", "first", "", gpus("8"))
+	w.hasCondition("first", autoscalingv1.BookingExpired, yes, ReasonConsumed)
+	w.provision("second", 1, gpus("8"))
+	w.acknowledge(2)
+	w.fleetNode("b", "r1", "1", true) // has the booking looked at
+	w.eventually("the second booking waits", func(ctx context.Context) (string, error) {
+		c := w.hasCondition("second", autoscalingv1.Provisioned, no, ReasonWaiting)
+		if c.Message != "room for 0 of 1 pods stands ready" {
+			return c.Message, nil
+		}
+		return "", nil
+	})
+	w.bind(pod, "a")
+	w.fleetNode("c", "r1", "8", true)
+	w.hasCondition("second", autoscalingv1.Provisioned, yes, ReasonProvisioned)
+	var pr autoscalingv1.ProvisioningRequest
+	if err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "second"}, &pr); err != nil {
+		t.Fatal(err)
+	}
+	if got := bookedNodes(pr.Status.ProvisioningClassDetails); len(got) != 1 || got[0] != "c" {
+		t.Errorf("the second booking stands on %v, want c", got)
+	}
+}

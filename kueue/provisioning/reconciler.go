@@ -305,6 +305,11 @@ func ended(pr *autoscalingv1.ProvisioningRequest) bool {
 		func(kind string) bool { return isTrue(pr.Status.Conditions, kind) })
 }
 
+func consumed(pr *autoscalingv1.ProvisioningRequest) bool {
+	c := find(pr.Status.Conditions, autoscalingv1.BookingExpired)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == ReasonConsumed
+}
+
 const (
 	// DetailNodes is the key of status.provisioningClassDetails that lists the nodes of the booking; where one detail
 	// does not hold them all, "nodes-1", "nodes-2" and so on go on.

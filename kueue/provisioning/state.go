@@ -164,7 +164,7 @@ func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.Provisio
 	return nil
 }
 
-// holdings lists what all bookings but one hold.
+// holdings lists what all bookings but one hold. One that is consumed holds on to the room of its pods that have no node yet.
 func (r *Reconciler) holdings(ctx context.Context, except types.UID) ([]Holding, error) {
 	var all autoscalingv1.ProvisioningRequestList
 	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
@@ -173,7 +173,7 @@ func (r *Reconciler) holdings(ctx context.Context, except types.UID) ([]Holding,
 	var out []Holding
 	for i := range all.Items {
 		other := &all.Items[i]
-		if other.UID == except || other.Spec.ProvisioningClassName != ClassName || ended(other) {
+		if other.UID == except || other.Spec.ProvisioningClassName != ClassName || (ended(other) && !consumed(other)) {
 			continue
 		}
 		nodes := bookedNodes(other.Status.ProvisioningClassDetails)
