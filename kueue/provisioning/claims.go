@@ -28,8 +28,8 @@ func NewClaims() *Claims {
 	return &Claims{holders: map[string]func(context.Context) ([]Holding, error){}}
 }
 
-// Register adds a holder, before anybody decides. held is called under the lock, reads caches only, and tells what the holder
-// holds at that moment, also right after a start.
+// Register adds a holder, before anybody decides. held is called under the lock, reads caches only, and tells what the
+// holder holds at that moment, also right after a start.
 func (c *Claims) Register(name string, held func(context.Context) ([]Holding, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

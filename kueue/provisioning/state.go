@@ -164,7 +164,8 @@ func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.Provisio
 	return nil
 }
 
-// holdings lists what all bookings but one hold. One that is consumed holds on to the room of its pods that have no node yet.
+// holdings lists what all bookings but one hold. One that is consumed holds on to the room of its pods that have no node
+// yet.
 func (r *Reconciler) holdings(ctx context.Context, except types.UID) ([]Holding, error) {
 	var all autoscalingv1.ProvisioningRequestList
 	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {

@@ -20,8 +20,9 @@ import (
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
-// TestKueueBookings is how a booking ends, as Kueue's own ProvisioningRequest check sees it: the real Kueue manager, our manager
-// as a process that is killed, and the autoscaler's part played by the test, so that nodes come and go when the test says.
+// TestKueueBookings is how a booking ends, as Kueue's own ProvisioningRequest check sees it: the real Kueue manager, our
+// manager as a process that is killed, and the autoscaler's part played by the test, so that nodes come and go when the test
+// says.
 func TestKueueBookings(t *testing.T) {
 	all := startKueueAlone(t, "kueue-bookings")
 
@@ -68,6 +69,20 @@ func TestKueueBookings(t *testing.T) {
 		k.untilRequests("ProvisioningRequest", 0)
 	})
 
+	t.Run("a workload without quota asks for nothing until it has some again", func(t *testing.T) {
+		k := all.in(t, "kueue-quota-lost")
+		k.bookingQueue(1)
+		k.job("train", 1, "8")
+		k.untilRequests("ProvisioningRequest", 1)
+		k.activate("train", false)
+		k.untilRequests("ProvisioningRequest", 0)
+		k.activate("train", true)
+		k.acknowledge(1)
+		k.machine("gpu-1")
+		k.untilRequest(1, autoscalingv1.Provisioned, provisioning.ReasonProvisioned) // the same request, and no attempt lost
+		k.untilAdmitted("train")
+	})
+
 	t.Run("a manager that is killed at every step books once", func(t *testing.T) {
 		k := all.in(t, "kueue-booking-killed")
 		k.bookingQueue(1)
@@ -91,8 +106,8 @@ func TestKueueBookings(t *testing.T) {
 	})
 }
 
-// bookingQueue makes a queue whose check is Kueue's own for ProvisioningRequests of our class, with so many attempts after the
-// first, and beside it checks that the test answers.
+// bookingQueue makes a queue whose check is Kueue's own for ProvisioningRequests of our class, with so many attempts after
+// the first, and beside it checks that the test answers.
 func (k *kueueCluster) bookingQueue(attempts int32, others ...string) {
 	k.t.Helper()
 	checks := []kueue.AdmissionCheckStrategyRule{{Name: kueue.AdmissionCheckReference(k.ns)}}
@@ -130,6 +145,17 @@ func parameter(name, value string) func(*batchv1.Job) {
 	return func(j *batchv1.Job) { j.Annotations = map[string]string{"provreq.kueue.x-k8s.io/" + name: value} }
 }
 
+// activate throws the switch of the Job's workload.
+func (k *kueueCluster) activate(job string, on bool) {
+	k.t.Helper()
+	wls, err := k.workloads(k.t.Context())
+	if err != nil || wls[job] == nil {
+		k.t.Fatalf("no workload of %s: %v", job, err)
+	}
+	wl := &kueue.Workload{}
+	k.edit(client.ObjectKeyFromObject(wls[job]), wl, func() { wl.Spec.Active = &on })
+}
+
 // machine adds a node of the fleet.
 func (k *kueueCluster) machine(name string) {
 	k.t.Helper()
@@ -161,7 +187,8 @@ func (k *kueueCluster) acknowledge(n int) {
 	})
 }
 
-// untilRequest waits until the ProvisioningRequest of that attempt has the condition. Kueue numbers the attempts in the name.
+// untilRequest waits until the ProvisioningRequest of that attempt has the condition. Kueue numbers the attempts in the
+// name.
 func (k *kueueCluster) untilRequest(attempt int, condition, reason string) {
 	k.t.Helper()
 	eventually(k.t, fmt.Sprintf("attempt %d is %s (%s)", attempt, condition, reason), func(ctx context.Context) (bool, string) {
