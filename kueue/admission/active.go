@@ -23,8 +23,8 @@ const (
 	reasonStale         = "Stale"
 )
 
-// active says whether a check can decide at all. A check that is not active closes its queues, so it is told from one that can
-// still admit something; until is when the answer changes by itself.
+// active says whether a check can decide at all. A check that is not active closes its queues, so it is told from one that
+// can still admit something; until is when the answer changes by itself.
 func active(k *check, hints []Hint, now time.Time) (cond metav1.Condition, until time.Time) {
 	cond = metav1.Condition{
 		Type: kueue.AdmissionCheckActive, Status: metav1.ConditionTrue, Reason: reasonActive,

@@ -20,11 +20,11 @@ const (
 	annotationRetries     = "fleet.lucy.sh/retries"
 )
 
-// sendBack takes the workload out of the queue until its back-off is over, by its switch spec.active. The check's state Retry
-// would be the plain way, but Kueue v0.17 ends the reservation only after the delay of a Retry, not before it, and queues the
-// workload at once: the quota would be held all the time by what cannot run. (Its workload controller returns to wait for
-// requeueState.requeueAt before it comes to the eviction.) What is switched off gives its quota back at once.
-// The annotation makes the return independent of this process; whoever removes it keeps the workload switched off.
+// sendBack takes the workload out of the queue until its back-off is over, by its switch spec.active. The check's state
+// Retry would be the plain way, but Kueue v0.17 ends the reservation only after the delay of a Retry, not before it, and
+// queues the workload at once: the quota would be held all the time by what cannot run. (Its workload controller returns to
+// wait for requeueState.requeueAt before it comes to the eviction.) What is switched off gives its quota back at once. The
+// annotation makes the return independent of this process; whoever removes it keeps the workload switched off.
 func (p *Pass) sendBack(ctx context.Context, wl *kueue.Workload, d Decision, retries int32, now time.Time) (*kueue.Workload, error) {
 	after := wl.DeepCopy()
 	after.Spec.Active = ptr.To(false)

@@ -58,8 +58,8 @@ type World struct {
 	Random func() float64
 }
 
-// Decide says what becomes of a workload of mode Hint. Free room on Ready nodes counts first, then the hints. Of the world it
-// changes the room alone, from which a Ready takes what it counts on; who acts on a Ready records the promise first.
+// Decide says what becomes of a workload of mode Hint. Free room on Ready nodes counts first, then the hints. Of the world
+// it changes the room alone, from which a Ready takes what it counts on; who acts on a Ready records the promise first.
 //
 // Only a pod that no node of its flavor could ever carry, or a gang that the configuration refuses, is Rejected. Everything
 // else waits with its quota (Pending) until the configured time-out and then gives the quota back (Retry).
@@ -302,8 +302,8 @@ type shortfall struct {
 	never           bool // the offerings themselves rule it out, not their stock
 }
 
-// place takes room for those pods of the set that have none on Ready nodes, adds the nodes to those of the workload, and says
-// which hints it took from; or takes nothing and says what is lacking.
+// place takes room for those pods of the set that have none on Ready nodes, adds the nodes to those of the workload, and
+// says which hints it took from; or takes nothing and says what is lacking.
 func (s *stock) place(set *PodSet, onNodes int32, fresh []*Hint, nodes map[string]int32) ([]*Hint, *shortfall) {
 	wanted := set.Count - onNodes
 	threshold := s.w.Config.MinAvailability

@@ -22,10 +22,10 @@ type Promise struct {
 
 // Ledger holds what was promised and not seen to be taken yet. It is not safe for concurrent use.
 //
-// A promise ends when its workload is evicted, finished or deleted, when its pods have their nodes, at its time-out, or, once
-// the workload is admitted, when its nodes are on their way and the hint's count has fallen by them: to keep it then would count
-// the nodes twice. A hint also falls by what other clusters take, and that settles nothing. Which workload nodes on their way
-// are for cannot be seen; the oldest admitted promise gives way.
+// A promise ends when its workload is evicted, finished or deleted, when its pods have their nodes, at its time-out, or,
+// once the workload is admitted, when its nodes are on their way and the hint's count has fallen by them: to keep it then
+// would count the nodes twice. A hint also falls by what other clusters take, and that settles nothing. Which workload nodes
+// on their way are for cannot be seen; the oldest admitted promise gives way.
 type Ledger struct {
 	promises map[string]*Promise
 	hints    map[string]*account

@@ -78,8 +78,8 @@ func (p *Pass) PromisedNodes() map[string]int32 {
 	return p.ledger.Totals()
 }
 
-// Reconcile implements reconcile.Reconciler. What goes wrong with one workload or one check is reported, and keeps nobody else
-// waiting.
+// Reconcile implements reconcile.Reconciler. What goes wrong with one workload or one check is reported, and keeps nobody
+// else waiting.
 func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	p.opts.Claims.Lock()
 	defer p.opts.Claims.Unlock()
@@ -190,7 +190,8 @@ func (q *queue) counts() map[string]int {
 	return counts
 }
 
-// settle follows a promise whose workload has passed the check. What the ledger does not know is read back from the workload.
+// settle follows a promise whose workload has passed the check. What the ledger does not know is read back from the
+// workload.
 func (p *Pass) settle(it *item, room *room, now time.Time) {
 	key := it.w.Key
 	if known, ok := p.ledger.Get(key); !ok || known.Since.Unix() != it.since().Unix() {

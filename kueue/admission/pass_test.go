@@ -32,8 +32,8 @@ import (
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
-// desk is a Pass over objects in memory, for what a real API server does not do on demand: errors, and a cache that is behind.
-// What Kueue does with the answers is shown in test/integration.
+// desk is a Pass over objects in memory, for what a real API server does not do on demand: errors, and a cache that is
+// behind. What Kueue does with the answers is shown in test/integration.
 type desk struct {
 	*Pass
 	t     *testing.T
@@ -241,8 +241,8 @@ func TestBadParametersGiveQuotaBack(t *testing.T) {
 
 func ptrTrue(b *bool) *bool { return ptr.To(ptr.Deref(b, true)) }
 
-// While the cache does not show yet that a workload was let pass, it is not decided again: the hint may have changed, and what
-// was promised to it would be given to another.
+// While the cache does not show yet that a workload was let pass, it is not decided again: the hint may have changed, and
+// what was promised to it would be given to another.
 func TestACacheThatIsBehindGivesNothingAway(t *testing.T) {
 	d := newDesk(t, append(theCheck(fleetv1alpha1.CapacityCheckConfigSpec{}, 4), reservedFor("big", 4, time.Minute))...)
 	behind := &kueue.WorkloadList{Items: []kueue.Workload{*d.workload("big")}}
@@ -300,8 +300,8 @@ func (d *desk) podOf(wl, name, node string) *corev1.Pod {
 	return pod
 }
 
-// What a workload was promised is over when all of its pods have a node, though Kueue writes no PodsReady; a new leader knows
-// it, too.
+// What a workload was promised is over when all of its pods have a node, though Kueue writes no PodsReady; a new leader
+// knows it, too.
 func TestAPromiseEndsWhenThePodsHaveNodes(t *testing.T) {
 	d := newDesk(t, append(theCheck(fleetv1alpha1.CapacityCheckConfigSpec{}, 2), reservedFor("w", 2, time.Minute))...)
 	d.pass()

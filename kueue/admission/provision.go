@@ -301,8 +301,8 @@ func (p *Pass) provision(ctx context.Context, c *cluster, it *item, world World,
 	return wait(w, world, ReasonProvisioning, why), nil
 }
 
-// refuse keeps a gang from being provisioned node by node: it waits or is rejected, as the configuration says. Without a fresh
-// hint nothing is known about that.
+// refuse keeps a gang from being provisioned node by node: it waits or is rejected, as the configuration says. Without a
+// fresh hint nothing is known about that.
 func (s *stock) refuse(sets []*PodSet) (Decision, bool) {
 	if s.w.Config.AtomicProvisioning == fleetv1alpha1.AtomicWaive {
 		return Decision{}, false
@@ -416,8 +416,8 @@ func checkLabel(check string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// tidyRequests hands requests over to the pods that have come, and deletes those that nothing needs: of workloads that are not
-// before the check any more, that run, or whose pods have not come within the promise's time-out.
+// tidyRequests hands requests over to the pods that have come, and deletes those that nothing needs: of workloads that are
+// not before the check any more, that run, or whose pods have not come within the promise's time-out.
 func (p *Pass) tidyRequests(ctx context.Context, c *cluster, r *room, q *queue, now time.Time) error {
 	needed := map[string]bool{}
 	for _, it := range q.waiting {

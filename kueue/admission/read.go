@@ -118,7 +118,8 @@ func (p *Pass) read(ctx context.Context) (*cluster, error) {
 	return c, nil
 }
 
-// parameters reads a check's configuration. A reference that leads nowhere is a problem of the check, not an error of the pass.
+// parameters reads a check's configuration. A reference that leads nowhere is a problem of the check, not an error of the
+// pass.
 func (p *Pass) parameters(ctx context.Context, ref *kueue.AdmissionCheckParametersReference,
 ) (spec fleetv1alpha1.CapacityCheckConfigSpec, problem string, err error) {
 	if ref == nil {

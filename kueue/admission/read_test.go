@@ -15,8 +15,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// A workload is written to only while it holds quota and nothing has ended it: a state written to an evicted one would keep it
-// evicted for ever.
+// A workload is written to only while it holds quota and nothing has ended it: a state written to an evicted one would keep
+// it evicted for ever.
 func TestOnlyReservedWorkloadsAreWrittenTo(t *testing.T) {
 	with := func(change func(*kueue.Workload), conditions ...string) *kueue.Workload {
 		wl := &kueue.Workload{Status: kueue.WorkloadStatus{Admission: &kueue.Admission{}}}
@@ -49,8 +49,8 @@ func TestOnlyReservedWorkloadsAreWrittenTo(t *testing.T) {
 	}
 }
 
-// What a pod set needs comes from its template, its flavors and what Kueue charges for it: partial admission lowers the count,
-// limits stand for requests that are missing, and a RuntimeClass's overhead is in the charge alone.
+// What a pod set needs comes from its template, its flavors and what Kueue charges for it: partial admission lowers the
+// count, limits stand for requests that are missing, and a RuntimeClass's overhead is in the charge alone.
 func TestPodSetsAreReadWithTheirFlavors(t *testing.T) {
 	c := &cluster{
 		flavors: map[string]*kueue.ResourceFlavor{

@@ -15,8 +15,8 @@ import (
 )
 
 // Rejected is for what can never be met, as only a person brings a workload back from it. Whatever the fleet looks like, a
-// rejected workload has a pod that fits no node that could be had or is there, all of them known for certain, and the message
-// names both; or it is a gang that the configuration refuses. Nothing that has room or stock is rejected.
+// rejected workload has a pod that fits no node that could be had or is there, all of them known for certain, and the
+// message names both; or it is a gang that the configuration refuses. Nothing that has room or stock is rejected.
 func TestRejectedIsNeverMet(t *testing.T) {
 	rejections := 0
 	rapid.Check(t, func(t *rapid.T) {

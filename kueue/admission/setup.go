@@ -30,8 +30,8 @@ import (
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
-// The check reads what a decision depends on, writes its own state into a workload's status and its condition into that of an
-// AdmissionCheck, and keeps CapacityRequests in mode Provision.
+// The check reads what a decision depends on, writes its own state into a workload's status and its condition into that of
+// an AdmissionCheck, and keeps CapacityRequests in mode Provision.
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;resourceflavors;clusterqueues,verbs=list;watch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads,verbs=patch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status;admissionchecks/status,verbs=patch
@@ -65,8 +65,8 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// SetupWithManager adds the check to mgr and returns its Pass. The manager's scheme has to know Kueue's v1beta2, the built-in
-// types and fleet.lucy.sh, and Kueue's CRDs have to be there, or the manager will not start.
+// SetupWithManager adds the check to mgr and returns its Pass. The manager's scheme has to know Kueue's v1beta2, the
+// built-in types and fleet.lucy.sh, and Kueue's CRDs have to be there, or the manager will not start.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*Pass, error) {
 	if opts.Namespace == "" {
 		opts.Namespace = fleetv1alpha1.SystemNamespace
@@ -142,8 +142,8 @@ func ours() predicate.Predicate {
 	return predicate.NewPredicateFuncs(func(obj client.Object) bool { return obj.GetLabels()[labelCheck] != "" })
 }
 
-// podMoved passes what changes the free room of nodes: a pod that leaves its node or ends there, and of those that came for what
-// was promised also their arrival and their binding.
+// podMoved passes what changes the free room of nodes: a pod that leaves its node or ends there, and of those that came for
+// what was promised also their arrival and their binding.
 func podMoved() predicate.Predicate {
 	promised := func(obj client.Object) bool {
 		for name := range obj.GetAnnotations() {

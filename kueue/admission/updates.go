@@ -14,9 +14,9 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// annotationPromise begins the annotation by which the pods of a workload carry what was promised; the rest of the name tells
-// checks apart. By it a new leader rebuilds its ledger, pods are counted as they find their nodes, and a person sees where they
-// were expected to go.
+// annotationPromise begins the annotation by which the pods of a workload carry what was promised; the rest of the name
+// tells checks apart. By it a new leader rebuilds its ledger, pods are counted as they find their nodes, and a person sees
+// where they were expected to go.
 const annotationPromise = "fleet.lucy.sh/promise-"
 
 // updates gives every pod set the labels and tolerations that all nodes promised to it share, beyond what the pods and their
@@ -96,7 +96,8 @@ func promiseAnnotation(check string) string {
 	return fmt.Sprintf("%s%s-%016x", annotationPromise, check[:38], h.Sum64())
 }
 
-// mark is what the annotation says: whose pod it is, of which set, and on the workload's first set which nodes were promised.
+// mark is what the annotation says: whose pod it is, of which set, and on the workload's first set which nodes were
+// promised.
 type mark struct {
 	Workload types.UID        `json:"workload"`
 	PodSet   string           `json:"podSet"`

@@ -262,8 +262,8 @@ func story(wls map[string]*kueue.Workload) string {
 	return "\n  " + strings.Join(lines, "\n  ")
 }
 
-// admitted waits until exactly so many Jobs' workloads are admitted and every other one holds quota and waits. It returns the
-// names of the former, sorted.
+// admitted waits until exactly so many Jobs' workloads are admitted and every other one holds quota and waits. It returns
+// the names of the former, sorted.
 func (k *kueueCluster) admitted(count int) (names []string, wls map[string]*kueue.Workload) {
 	k.t.Helper()
 	eventually(k.t, fmt.Sprintf("exactly %d are admitted and the others wait", count), func(ctx context.Context) (bool, string) {

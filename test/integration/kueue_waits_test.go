@@ -192,8 +192,8 @@ func TestKueueWaits(t *testing.T) {
 }
 
 // TestKueueStaysOnAFlavor shows what Kueue does with a check that sends a workload back because its flavor is out of stock:
-// it assigns the same flavor again, as long as there is quota for it. A check has no say in the choice of the flavor, so that a
-// free second flavor is reached only when the first has no quota. What is left to us is to say so.
+// it assigns the same flavor again, as long as there is quota for it. A check has no say in the choice of the flavor, so
+// that a free second flavor is reached only when the first has no quota. What is left to us is to say so.
 func TestKueueStaysOnAFlavor(t *testing.T) {
 	k := startKueue(t, "kueue-flavors")
 	k.hint("reserved", 0)
