@@ -154,8 +154,9 @@ type queue struct {
 
 func (p *Pass) queue(ctx context.Context, c *cluster) (*queue, error) {
 	q := &queue{}
+	behind := map[types.UID]written{}
 	for _, check := range c.checks {
-		items, err := p.items(ctx, c, check)
+		items, err := p.items(ctx, c, check, behind)
 		if err != nil {
 			return nil, err
 		}
@@ -168,6 +169,7 @@ func (p *Pass) queue(ctx context.Context, c *cluster) (*queue, error) {
 			}
 		}
 	}
+	p.written = behind
 	slices.SortStableFunc(q.waiting, func(a, b *item) int {
 		return cmp.Or(cmp.Compare(b.w.Priority, a.w.Priority), a.w.Queued.Compare(b.w.Queued), cmp.Compare(a.w.Name, b.w.Name))
 	})

@@ -296,6 +296,7 @@ func (d *desk) admit(name string) {
 func (d *desk) podOf(wl, name, node string) *corev1.Pod {
 	d.t.Helper()
 	pod := builders.Pod(wl, name).Requests("nvidia.com/gpu", "8").Node(node).Obj()
+	pod.CreationTimestamp = metav1.Time{Time: now}
 	pod.Annotations = maps.Clone(d.workload(wl).Status.AdmissionChecks[0].PodSetUpdates[0].Annotations)
 	return pod
 }
@@ -310,6 +311,13 @@ func TestAPromiseEndsWhenThePodsHaveNodes(t *testing.T) {
 	d.pass()
 	if got := d.PromisedNodes()["gpu-h100"]; got != 2 {
 		t.Errorf("%d nodes are promised while a pod has no node, expected 2", got)
+	}
+	earlier := d.podOf("w", "p0", "n0") // it ran before the workload was preempted
+	earlier.CreationTimestamp, earlier.Status.Phase = metav1.Time{Time: now.Add(-time.Hour)}, corev1.PodSucceeded
+	d.create(earlier)
+	d.pass()
+	if got := d.PromisedNodes()["gpu-h100"]; got != 2 {
+		t.Errorf("%d nodes are promised beside a pod of an earlier admission, expected 2", got)
 	}
 	pod := d.podOf("w", "p2", "")
 	d.update(pod, func() { pod.Spec.NodeName = "n2" })

@@ -125,14 +125,15 @@ func (p *Pass) pods(ctx context.Context, q *queue, r *room) (onNode map[string][
 	return onNode, nil
 }
 
-// missing is how many pods of each set have no node yet. Those that have ended had one.
+// missing is how many pods of each set have no node yet. Those that have ended had one; those of an earlier admission do not
+// count.
 func (r *room) missing(it *item) map[string]int32 {
 	missing := map[string]int32{}
 	for _, set := range it.w.concerned() {
 		missing[set.Name] = set.Count
 	}
 	for _, m := range r.pods[it.w.Key] {
-		if m.pod.Spec.NodeName != "" && missing[m.podSet] > 0 {
+		if m.pod.Spec.NodeName != "" && missing[m.podSet] > 0 && !m.pod.CreationTimestamp.Time.Before(it.w.Reserved) {
 			missing[m.podSet]--
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -141,14 +142,14 @@ func (p *Pass) parameters(ctx context.Context, ref *kueue.AdmissionCheckParamete
 }
 
 // items lists the workloads that hold quota before a check.
-func (p *Pass) items(ctx context.Context, c *cluster, k *check) ([]*item, error) {
+func (p *Pass) items(ctx context.Context, c *cluster, k *check, behind map[types.UID]written) ([]*item, error) {
 	var workloads kueue.WorkloadList
 	if err := p.client.List(ctx, &workloads, client.MatchingFields{indexCheck: k.object.Name}); err != nil {
 		return nil, fmt.Errorf("listing workloads of check %s: %w", k.object.Name, err)
 	}
 	var items []*item
 	for i := range workloads.Items {
-		wl := p.newer(&workloads.Items[i])
+		wl := p.newer(&workloads.Items[i], behind)
 		if !reserved(wl) {
 			continue
 		}
@@ -168,14 +169,14 @@ func (p *Pass) items(ctx context.Context, c *cluster, k *check) ([]*item, error)
 }
 
 // newer is the workload as the pass has written it, while the cache does not show that yet: to decide on what is out of date
-// would give a promise away that has been made.
-func (p *Pass) newer(wl *kueue.Workload) *kueue.Workload {
+// would give a promise away that has been made. It notes the writes that the cache is behind on.
+func (p *Pass) newer(wl *kueue.Workload, behind map[types.UID]written) *kueue.Workload {
 	w, ok := p.written[wl.UID]
-	if ok && slices.Contains(w.over, wl.ResourceVersion) {
-		return w.object
+	if !ok || !slices.Contains(w.over, wl.ResourceVersion) {
+		return wl
 	}
-	delete(p.written, wl.UID)
-	return wl
+	behind[wl.UID] = w
+	return w.object
 }
 
 // reserved says whether a workload may be written to: it holds quota, and nothing has ended it.
