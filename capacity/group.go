@@ -147,9 +147,9 @@ func antiAffinityOf(pod *corev1.Pod) []AntiAffinity {
 	return out
 }
 
-// hostPortsOf are the host ports of a pod as what they come to: of all pods that take one, a node carries one. A pod's first
+// HostPortsOf are the host ports of a pod as what they come to: of all pods that take one, a node carries one. A pod's first
 // port alone tells that for pods of its own kind; the others, for pods of other kinds.
-func hostPortsOf(spec *corev1.PodSpec) []AntiAffinity {
+func HostPortsOf(spec *corev1.PodSpec) []AntiAffinity {
 	var out []AntiAffinity
 	add := func(c *corev1.Container) {
 		for _, port := range c.Ports {

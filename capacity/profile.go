@@ -34,7 +34,7 @@ func ProfileOfPod(pod *corev1.Pod) Profile {
 		}
 		p.Spread = append(p.Spread, s)
 	}
-	p.AntiAffinity = append(antiAffinityOf(pod), hostPortsOf(&pod.Spec)...)
+	p.AntiAffinity = append(antiAffinityOf(pod), HostPortsOf(&pod.Spec)...)
 	p.AntiAffinity = p.AntiAffinity[:min(len(p.AntiAffinity), maxAntiAffinity)]
 	p.Group = groupOf(pod)
 	return p.Canonical()

@@ -43,6 +43,16 @@ func TemplateOf(ac *fleetv1alpha1.AvailableCapacity) Template {
 	return t
 }
 
+// Yields reports whether a node with these labels is of the kind.
+func (t Template) Yields(labels map[string]string) bool {
+	for key, value := range t.Labels {
+		if labels[key] != value {
+			return false
+		}
+	}
+	return MatchesAll(t.Requirements, labels)
+}
+
 // CouldMeet reports whether a node of the kind can meet the requirement. A label that the template does not mention
 // is not there, except for those that a kubelet puts on every node: the hostname, which nobody knows beforehand, and the
 // system, which may be the one that is asked for.

@@ -99,10 +99,14 @@ func setupKueue(ctx context.Context, mgr ctrlmanager.Manager, config *configv1al
 	if _, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version); err != nil {
 		return fmt.Errorf("kueue.enabled is true, but the cluster does not serve %s: %w", kind, err)
 	}
-	if _, err := admission.SetupWithManager(ctx, mgr, admission.Options{Namespace: config.Namespace}); err != nil {
+	claims := provisioning.NewClaims()
+	if _, err := admission.SetupWithManager(ctx, mgr, admission.Options{Namespace: config.Namespace, Claims: claims}); err != nil {
 		return fmt.Errorf("setting up Kueue's admission check: %w", err)
 	}
-	if err := provisioning.SetupWithManager(mgr, provisioning.Options{Namespace: config.Namespace}); err != nil {
+	if err := provisioning.SetupWithManager(mgr, provisioning.Options{
+		Namespace: config.Namespace, Claims: claims,
+		ProvisionTimeout: config.Kueue.ProvisionTimeout.Duration, BookingTTL: config.Kueue.BookingTTL.Duration,
+	}); err != nil {
 		return fmt.Errorf("setting up the ProvisioningRequest class: %w", err)
 	}
 	return nil

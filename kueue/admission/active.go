@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,8 +23,8 @@ const (
 	reasonStale         = "Stale"
 )
 
-// active says whether a check can decide at all. A check that is not active closes its queues, so it is told from one that can
-// still admit something; until is when the answer changes by itself.
+// active says whether a check can decide at all. A check that is not active closes its queues, so it is told from one that
+// can still admit something; until is when the answer changes by itself.
 func active(k *check, hints []Hint, now time.Time) (cond metav1.Condition, until time.Time) {
 	cond = metav1.Condition{
 		Type: kueue.AdmissionCheckActive, Status: metav1.ConditionTrue, Reason: reasonActive,
@@ -76,8 +77,12 @@ func (p *Pass) keepActive(ctx context.Context, k *check, hints []Hint, now time.
 		return until, nil
 	}
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	if err := p.client.Status().Patch(ctx, k.object, patch, client.FieldOwner(ControllerName)); err != nil {
-		return until, client.IgnoreNotFound(fmt.Errorf("writing condition Active of AdmissionCheck %s: %w", k.object.Name, err))
+	err = p.client.Status().Patch(ctx, k.object, patch, client.FieldOwner(ControllerName))
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return until, nil // its change brings the next pass
+	}
+	if err != nil {
+		return until, fmt.Errorf("writing condition Active of AdmissionCheck %s: %w", k.object.Name, err)
 	}
 	if old := apimeta.FindStatusCondition(before.Status.Conditions, kueue.AdmissionCheckActive); old == nil || old.Status != cond.Status {
 		kind := corev1.EventTypeNormal

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -19,11 +20,12 @@ const (
 	annotationRetries     = "fleet.lucy.sh/retries"
 )
 
-// sendBack takes the workload out of the queue until its back-off is over, by its switch spec.active. The check's state Retry
-// would be the plain way, but Kueue v0.17 ends the reservation only after the delay of a Retry, not before it, and queues the
-// workload at once: the quota would be held all the time by what cannot run. What is switched off gives its quota back at once.
-// The annotation makes the return independent of this process; whoever removes it keeps the workload switched off.
-func (p *Pass) sendBack(ctx context.Context, wl *kueue.Workload, d Decision, retries int32, now time.Time) error {
+// sendBack takes the workload out of the queue until its back-off is over, by its switch spec.active. The check's state
+// Retry would be the plain way, but Kueue v0.17 ends the reservation only after the delay of a Retry, not before it, and
+// queues the workload at once: the quota would be held all the time by what cannot run. (Its workload controller returns to
+// wait for requeueState.requeueAt before it comes to the eviction.) What is switched off gives its quota back at once. The
+// annotation makes the return independent of this process; whoever removes it keeps the workload switched off.
+func (p *Pass) sendBack(ctx context.Context, wl *kueue.Workload, d Decision, retries int32, now time.Time) (*kueue.Workload, error) {
 	after := wl.DeepCopy()
 	after.Spec.Active = ptr.To(false)
 	if after.Annotations == nil {
@@ -32,7 +34,23 @@ func (p *Pass) sendBack(ctx context.Context, wl *kueue.Workload, d Decision, ret
 	after.Annotations[annotationQueuedAgain] = now.Add(d.RequeueAfter).UTC().Format(time.RFC3339)
 	after.Annotations[annotationRetries] = strconv.Itoa(int(retries))
 	patch := client.MergeFromWithOptions(wl, client.MergeFromWithOptimisticLock{})
-	return p.client.Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	return after, p.client.Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+}
+
+// forgive forgets the retries of a workload that has been admitted: its next wait is another one.
+func (p *Pass) forgive(ctx context.Context, it *item) error {
+	if it.object.Annotations[annotationRetries] == "" ||
+		!apimeta.IsStatusConditionTrue(it.object.Status.Conditions, kueue.WorkloadAdmitted) {
+		return nil
+	}
+	after := it.object.DeepCopy()
+	delete(after.Annotations, annotationRetries)
+	patch := client.MergeFromWithOptions(it.object, client.MergeFromWithOptimisticLock{})
+	err := p.client.Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("forgetting the retries of workload %s: %w", it.w.Name, err)
+	}
+	return nil
 }
 
 // comeBack queues again whose back-off is over and whose quota has been released, also when their check is gone by now. It
@@ -42,6 +60,7 @@ func (p *Pass) comeBack(ctx context.Context, now time.Time) (next time.Time, err
 	if err := p.client.List(ctx, &workloads, client.MatchingFields{indexSentBack: "true"}); err != nil {
 		return next, fmt.Errorf("listing workloads that were sent back: %w", err)
 	}
+	var errs []error
 	for i := range workloads.Items {
 		wl := &workloads.Items[i]
 		due, err := time.Parse(time.RFC3339, wl.Annotations[annotationQueuedAgain])
@@ -59,10 +78,10 @@ func (p *Pass) comeBack(ctx context.Context, now time.Time) (next time.Time, err
 		delete(after.Annotations, annotationQueuedAgain)
 		patch := client.MergeFromWithOptions(wl, client.MergeFromWithOptimisticLock{})
 		if err := p.client.Patch(ctx, after, patch, client.FieldOwner(ControllerName)); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return next, fmt.Errorf("queueing workload %s/%s again: %w", wl.Namespace, wl.Name, err)
+			errs = append(errs, fmt.Errorf("queueing workload %s/%s again: %w", wl.Namespace, wl.Name, err))
 		}
 	}
-	return next, nil
+	return next, errors.Join(errs...)
 }
 
 // retriesOf is how often the workload was sent back.

@@ -13,6 +13,7 @@ import (
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
 // Reasons of a Decision, as metrics and Events show them.
@@ -48,14 +49,17 @@ type World struct {
 	// Hints, DaemonSets taken off their nodes.
 	Hints []Hint
 	// Nodes that exist; they only keep a workload from being rejected.
-	Nodes  []NodeShape
+	Nodes []NodeShape
+	// Room is what is free on Ready nodes, less what others hold; nil: none.
+	Room   *provisioning.Room
 	Ledger *Ledger
 	Now    time.Time
 	// Random gives numbers in [0, 1) for jitter.
 	Random func() float64
 }
 
-// Decide says what becomes of a workload of mode Hint. It changes nothing: who acts on a Ready records the promise first.
+// Decide says what becomes of a workload of mode Hint. Free room on Ready nodes counts first, then the hints. Of the world
+// it changes the room alone, from which a Ready takes what it counts on; who acts on a Ready records the promise first.
 //
 // Only a pod that no node of its flavor could ever carry, or a gang that the configuration refuses, is Rejected. Everything
 // else waits with its quota (Pending) until the configured time-out and then gives the quota back (Retry).
@@ -63,31 +67,39 @@ func Decide(w *Workload, world World) Decision {
 	if d, done := trivial(w); done {
 		return d
 	}
-	var sets []*PodSet
-	for i := range w.PodSets {
-		if w.PodSets[i].Concerned && w.PodSets[i].Count > 0 {
-			sets = append(sets, &w.PodSets[i])
-		}
+	stock := newStock(w, world)
+	d := stock.decide(w.concerned())
+	if d.State != kueue.CheckStateReady {
+		stock.giveBack()
 	}
+	return d
+}
+
+func (s *stock) decide(sets []*PodSet) Decision {
+	w, world := s.w, s.world
 	// Who can go to the fewest places goes first: gangs, then large pods.
 	slices.SortStableFunc(sets, func(a, b *PodSet) int {
 		_, x := a.resource()
 		_, y := b.resource()
 		return cmp.Or(boolOrder(b.Gang(), a.Gang()), cmp.Compare(y, x))
 	})
-	stock := newStock(w, world)
 	nodes := map[string]int32{}
 	used := map[string][]*Hint{} // by pod set
+	onNodes := map[string]int32{}
 	open := false
 	for _, set := range sets {
-		matching := stock.matching(set)
-		fresh := stock.fresh(matching)
-		if len(fresh) == 0 && (len(matching) > 0 || len(stock.fresh(stock.hints)) == 0) {
+		onNodes[set.Name] = s.onNodes(set)
+		if onNodes[set.Name] == set.Count {
+			continue
+		}
+		matching := s.matching(set)
+		fresh := s.fresh(matching)
+		if len(fresh) == 0 && (len(matching) > 0 || len(s.fresh(s.hints)) == 0) {
 			if w.Config.OnStale == fleetv1alpha1.StaleFailOpen {
 				open = true
 				continue
 			}
-			return wait(w, world, ReasonHintsStale, fmt.Sprintf("needs %s; hints are stale%s", asks(set), stock.newest(matching)))
+			return wait(w, world, ReasonHintsStale, fmt.Sprintf("needs %s; hints are stale%s", asks(set), s.newest(matching)))
 		}
 		if len(fresh) == 0 {
 			return wait(w, world, ReasonNoOffering, fmt.Sprintf("needs %s; no AvailableCapacity matches%s", asks(set), demanded(set)))
@@ -95,7 +107,7 @@ func Decide(w *Workload, world World) Decision {
 		if proof := tooLarge(set, matching, fresh, world.Nodes); proof != "" {
 			return Decision{State: kueue.CheckStateRejected, Reason: ReasonPodTooLarge, Message: proof}
 		}
-		hints, short := stock.place(set, fresh, nodes)
+		hints, short := s.place(set, onNodes[set.Name], fresh, nodes)
 		if short != nil {
 			if short.reason == ReasonNotAtomic && short.never && w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
 				return Decision{State: kueue.CheckStateRejected, Reason: ReasonNotAtomic, Message: short.message}
@@ -105,13 +117,17 @@ func Decide(w *Workload, world World) Decision {
 		used[set.Name] = hints
 	}
 	if open {
-		return Decision{State: kueue.CheckStateReady, Reason: ReasonHintsStaleOpen, Nodes: nodes,
+		return Decision{State: kueue.CheckStateReady, Reason: ReasonHintsStaleOpen, Nodes: nodes, Updates: updates(w, used, onNodes),
 			Message: "admitted unseen: hints are stale, and the check is configured to fail open"}
 	}
-	return Decision{
+	d := Decision{
 		State: kueue.CheckStateReady, Reason: ReasonCapacityPromised, Nodes: nodes,
-		Message: stock.promiseMessage(nodes), Updates: updates(w, used),
+		Message: s.promiseMessage(nodes, onNodes), Updates: updates(w, used, onNodes),
 	}
+	if len(nodes) == 0 {
+		d.Reason = ReasonNodesReady
+	}
+	return d
 }
 
 // trivial decides what needs no look at the fleet.
@@ -120,10 +136,8 @@ func trivial(w *Workload) (Decision, bool) {
 		return Decision{State: kueue.CheckStateReady, Reason: ReasonAlreadyRunning,
 			Message: "the workload was admitted before it met this check"}, true
 	}
-	for i := range w.PodSets {
-		if w.PodSets[i].Concerned && w.PodSets[i].Count > 0 {
-			return Decision{}, false
-		}
+	if len(w.concerned()) > 0 {
+		return Decision{}, false
 	}
 	return Decision{State: kueue.CheckStateReady, Reason: ReasonNotConcerned,
 		Message: "no pod of the workload uses a flavor that this check is for"}, true
@@ -163,9 +177,9 @@ func tooLarge(set *PodSet, matching, fresh []*Hint, nodes []NodeShape) string {
 		return ""
 	}
 	var largest *Hint
-	name, amount := set.resource()
+	name, amount := dominant(set.Own)
 	for _, h := range fresh {
-		if set.Profile.Resources.Fits(h.Template.Allocatable) {
+		if set.Own.Fits(h.Template.Allocatable) {
 			return ""
 		}
 		if largest == nil || h.Template.Allocatable[name] > largest.Template.Allocatable[name] {
@@ -173,13 +187,13 @@ func tooLarge(set *PodSet, matching, fresh []*Hint, nodes []NodeShape) string {
 		}
 	}
 	for _, n := range nodes {
-		if set.Profile.MatchesLabels(n.Labels) && set.Profile.Resources.Fits(n.Allocatable) {
+		if set.Profile.MatchesLabels(n.Labels) && set.Own.Fits(n.Allocatable) {
 			return ""
 		}
 	}
-	if lacking := set.Profile.Resources.Lacking(largest.Template.Allocatable); len(lacking) > 0 && !slices.Contains(lacking, name) {
+	if lacking := set.Own.Lacking(largest.Template.Allocatable); len(lacking) > 0 && !slices.Contains(lacking, name) {
 		name = lacking[0]
-		amount = set.Profile.Resources[name]
+		amount = set.Own[name]
 	}
 	return fmt.Sprintf("can never run in flavor %s: a pod of set %s asks for %s, and the largest node that can be had, %s, has %s",
 		set.Flavor, set.Name, quantity(name, amount), largest.Name, quantity(name, largest.Template.Allocatable[name]))
@@ -193,6 +207,8 @@ type stock struct {
 	free  map[string]int32
 	// opened are nodes that this workload takes already and that have room left, by hint.
 	opened map[string][]opened
+	// taken is what this workload takes of the room that exists.
+	taken []provisioning.Placement
 }
 
 // opened are a number of alike nodes.
@@ -216,6 +232,26 @@ func newStock(w *Workload, world World) *stock {
 		)
 	})
 	return s
+}
+
+// onNodes takes room on Ready nodes for as many pods of the set as find it; for a gang all or none.
+func (s *stock) onNodes(set *PodSet) int32 {
+	if s.world.Room == nil {
+		return 0
+	}
+	p := s.world.Room.Fit(set.onNodes(s.w.Config.AtomicProvisioning))
+	if set.Gang() && !p.Complete() {
+		p.GiveBack()
+		return 0
+	}
+	s.taken = append(s.taken, p)
+	return p.Placed
+}
+
+func (s *stock) giveBack() {
+	for i := range s.taken {
+		s.taken[i].GiveBack()
+	}
 }
 
 // matching lists the hints whose nodes the pods could run on, room aside.
@@ -266,9 +302,10 @@ type shortfall struct {
 	never           bool // the offerings themselves rule it out, not their stock
 }
 
-// place takes room for all pods of the set, adds the nodes to those of the workload, and says which hints it took from; or
-// takes nothing and says what is lacking.
-func (s *stock) place(set *PodSet, fresh []*Hint, nodes map[string]int32) ([]*Hint, *shortfall) {
+// place takes room for those pods of the set that have none on Ready nodes, adds the nodes to those of the workload, and
+// says which hints it took from; or takes nothing and says what is lacking.
+func (s *stock) place(set *PodSet, onNodes int32, fresh []*Hint, nodes map[string]int32) ([]*Hint, *shortfall) {
+	wanted := set.Count - onNodes
 	threshold := s.w.Config.MinAvailability
 	var sure, usable []*Hint
 	notAtomic := 0
@@ -292,9 +329,9 @@ func (s *stock) place(set *PodSet, fresh []*Hint, nodes map[string]int32) ([]*Hi
 				return []*Hint{h}, nil
 			}
 		}
-	} else if s.total(set, usable) >= set.Count {
+	} else if s.total(set, usable) >= wanted {
 		var from []*Hint
-		for left := set.Count; left > 0; {
+		for left := wanted; left > 0; {
 			h := usable[0]
 			usable = usable[1:]
 			if n := min(left, s.room(set, h, math.MaxInt32)); n > 0 {
@@ -304,14 +341,14 @@ func (s *stock) place(set *PodSet, fresh []*Hint, nodes map[string]int32) ([]*Hi
 		}
 		return from, nil
 	}
-	return nil, s.explain(set, fresh, sure, notAtomic)
+	return nil, s.explain(set, onNodes, fresh, sure, notAtomic)
 }
 
-func (s *stock) explain(set *PodSet, fresh, sure []*Hint, notAtomic int) *shortfall {
+func (s *stock) explain(set *PodSet, onNodes int32, fresh, sure []*Hint, notAtomic int) *shortfall {
 	if notAtomic > 0 && notAtomic == len(sure) {
 		return &shortfall{
 			reason: ReasonNotAtomic, never: !slices.ContainsFunc(fresh, func(h *Hint) bool { return h.Atomic }),
-			message: fmt.Sprintf("needs %s all together; no offering that matches supports atomic provisioning", asks(set)),
+			message: needsAtomic(set),
 		}
 	}
 	if len(sure) == 0 {
@@ -327,6 +364,9 @@ func (s *stock) explain(set *PodSet, fresh, sure []*Hint, notAtomic int) *shortf
 		}
 	}
 	message := fmt.Sprintf("needs %s; %d available, %s", asks(set), have, sure[0].Availability)
+	if onNodes > 0 {
+		message += fmt.Sprintf(", and room for %d on Ready nodes", onNodes)
+	}
 	var promised int32
 	for _, h := range sure {
 		promised += min(h.Count, s.world.Ledger.Promised(h.Name, s.w.Key))
@@ -419,7 +459,14 @@ func less(free, each capacity.Resources, n int32) capacity.Resources {
 	return left
 }
 
-func (s *stock) promiseMessage(nodes map[string]int32) string {
+func (s *stock) promiseMessage(nodes, onNodes map[string]int32) string {
+	var there int32
+	for _, n := range onNodes {
+		there += n
+	}
+	if len(nodes) == 0 {
+		return fmt.Sprintf("Ready nodes have room for %d pods", there)
+	}
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		i := slices.IndexFunc(s.hints, func(h *Hint) bool { return h.Name == name })
@@ -429,7 +476,11 @@ func (s *stock) promiseMessage(nodes map[string]int32) string {
 		}
 		parts = append(parts, part+")")
 	}
-	return "nodes can be had: " + strings.Join(parts, ", ")
+	message := "nodes can be had: " + strings.Join(parts, ", ")
+	if there > 0 {
+		message += fmt.Sprintf("; Ready nodes have room for %d pods", there)
+	}
+	return message
 }
 
 func boolOrder(a, b bool) int {

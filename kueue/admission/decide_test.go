@@ -12,6 +12,7 @@ import (
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -31,6 +32,12 @@ func gpuHint(name string, count int32, change ...func(*Hint)) Hint {
 	return h
 }
 
+// gpuNode is a Ready node of eight GPUs.
+func gpuNode(name string) provisioning.Node {
+	return provisioning.Node{Name: name, Labels: map[string]string{"type": "h100"},
+		Free: capacity.Resources{"cpu": 96000, "nvidia.com/gpu": 8, "pods": 110}}
+}
+
 func only(a fleetv1alpha1.Availability) func(*Hint) { return func(h *Hint) { h.Availability = a } }
 func cost(c float64) func(*Hint)                    { return func(h *Hint) { h.Cost = c } }
 func oneByOne(h *Hint)                              { h.Atomic = false }
@@ -46,6 +53,7 @@ func pods(name string, count int32, gpus int64, change ...func(*PodSet)) PodSet 
 			Requirements: []capacity.Requirement{{Key: "type", Operator: capacity.OperatorIn, Values: []string{"h100"}}},
 			Resources:    capacity.Resources{"nvidia.com/gpu": gpus},
 		},
+		Own: capacity.Resources{"nvidia.com/gpu": gpus},
 	}
 	for _, c := range change {
 		c(&s)
@@ -75,6 +83,7 @@ func TestDecide(t *testing.T) {
 		w        *Workload
 		hints    []Hint
 		nodes    []NodeShape
+		room     []provisioning.Node
 		promises []Promise
 
 		state   kueue.CheckState
@@ -203,6 +212,30 @@ func TestDecide(t *testing.T) {
 			w: workload(pods("main", 1, 8, func(s *PodSet) { s.Concerned = false })), hints: []Hint{gpuHint("a", 0)},
 			state: kueue.CheckStateReady, reason: ReasonNotConcerned,
 		},
+		"room on Ready nodes is enough": {
+			w: workload(pods("main", 2, 8)), hints: []Hint{gpuHint("a", 0)}, room: []provisioning.Node{gpuNode("n1"), gpuNode("n2")},
+			state: kueue.CheckStateReady, reason: ReasonNodesReady, take: map[string]int32{},
+			message: []string{"Ready nodes have room for 2 pods"},
+		},
+		"room on Ready nodes, and the rest from a hint": {
+			w: workload(pods("main", 3, 8)), hints: []Hint{gpuHint("a", 2)}, room: []provisioning.Node{gpuNode("n1")},
+			state: kueue.CheckStateReady, take: map[string]int32{"a": 2}, message: []string{"2 × a", "Ready nodes have room for 1 pods"},
+		},
+		"room on Ready nodes, and not enough beside it": {
+			w: workload(pods("main", 4, 8)), hints: []Hint{gpuHint("a", 2)}, room: []provisioning.Node{gpuNode("n1")},
+			state: kueue.CheckStatePending, message: []string{"needs 4 × 8", "2 available, High, and room for 1 on Ready nodes"},
+		},
+		"room on Ready nodes needs no fresh hint": {
+			w: workload(pods("main", 1, 8)), room: []provisioning.Node{gpuNode("n1")}, state: kueue.CheckStateReady,
+		},
+		"a gang is not split between nodes that are there and others": {
+			w: workload(pods("main", 3, 8, gang)), hints: []Hint{gpuHint("a", 2)}, room: []provisioning.Node{gpuNode("n1")},
+			state: kueue.CheckStatePending, reason: ReasonCapacityShort,
+		},
+		"no proof from what quota alone charges": {
+			w: workload(pods("main", 1, 8, func(s *PodSet) { s.Profile.Resources["cpu"] = 97000 })), hints: []Hint{gpuHint("a", 9)},
+			state: kueue.CheckStatePending, reason: ReasonCapacityShort,
+		},
 		"what runs already is not stopped": {
 			w:     func() *Workload { w := workload(pods("main", 1, 8)); w.Running = true; return w }(),
 			state: kueue.CheckStateReady, reason: ReasonAlreadyRunning,
@@ -218,7 +251,8 @@ func TestDecide(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			world := World{Hints: c.hints, Nodes: c.nodes, Ledger: NewLedger(), Now: now, Random: func() float64 { return 0.5 }}
+			world := World{Hints: c.hints, Nodes: c.nodes, Ledger: NewLedger(), Now: now, Random: func() float64 { return 0.5 },
+				Room: provisioning.NewRoom(c.room)}
 			for _, p := range c.promises {
 				world.Ledger.Promise(p)
 			}
@@ -261,13 +295,19 @@ func TestUpdatesAreAdditive(t *testing.T) {
 		t.Errorf("updates differ (-expected +made):\n%s", diff)
 	}
 	for _, check := range []string{"fleet-capacity", strings.Repeat("long.", 40)} {
-		us := writePromise(d.Updates, check, "main", d.Nodes)
-		if diff := cmp.Diff(d.Nodes, readPromise(us, check)); diff != "" {
+		us := writePromise(d.Updates, check, w, d.Nodes)
+		got, made := readPromise(us, check)
+		if diff := cmp.Diff(d.Nodes, got); diff != "" || !made {
 			t.Errorf("the promise of check %q is not what was written (-expected +read):\n%s", check, diff)
 		}
 	}
-	if got := readPromise(d.Updates, "another"); got != nil {
+	if got, made := readPromise(d.Updates, "another"); made {
 		t.Errorf("a promise %v of a check that made none", got)
+	}
+	// A job that was made from a running one's manifest has the annotation already: Kueue would refuse another value for good.
+	w.PodSets[0].Annotated = map[string]string{promiseAnnotation("fleet-capacity"): "old"}
+	for _, u := range writePromise(nil, "fleet-capacity", w, d.Nodes) {
+		t.Errorf("update %+v writes over an annotation of the template", u)
 	}
 }
 

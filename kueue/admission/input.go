@@ -5,9 +5,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
 // Hint is an AvailableCapacity as far as a decision depends on it.
@@ -69,10 +71,26 @@ type PodSet struct {
 	Flavor string
 	// Selected is true when a flavor names node labels: whoever wrote them chose the nodes, taints included.
 	Selected bool
-	// Pinned are the node labels that the pod and its flavors already select.
+	// Own is what the template itself asks for, without what quota alone knows: a proof goes by nothing else.
+	Own capacity.Resources
+	// Lent are the tolerations that the pods get for the taints of the nodes that their flavor selects.
+	Lent []corev1.Toleration
+	// Pinned are the node labels that the pod, its flavors and other checks already select.
 	Pinned map[string]string
+	// Annotated are the annotations that the pod has, or gets from other checks.
+	Annotated map[string]string
 	// Concerned is false for a pod set none of whose flavors the check is bound to (onFlavors).
 	Concerned bool
+}
+
+// onNodes is the pod set as it is placed on nodes that exist.
+func (p *PodSet) onNodes(policy fleetv1alpha1.AtomicProvisioningPolicy) provisioning.PodSet {
+	profile := p.Profile
+	profile.Tolerations = slices.Concat(profile.Tolerations, p.Lent)
+	if profile.Group != nil && policy != fleetv1alpha1.AtomicWaive {
+		profile = profile.WithMinCount(p.Count)
+	}
+	return provisioning.PodSet{Profile: profile.Canonical(), Count: p.Count}
 }
 
 // Gang says whether the pods are of use together only.
@@ -83,10 +101,22 @@ func (p *PodSet) resource() (name corev1.ResourceName, amount int64) {
 	return dominant(p.Profile.Resources)
 }
 
+// concerned lists the pod sets that the check decides about.
+func (w *Workload) concerned() []*PodSet {
+	var out []*PodSet
+	for i := range w.PodSets {
+		if w.PodSets[i].Concerned && w.PodSets[i].Count > 0 {
+			out = append(out, &w.PodSets[i])
+		}
+	}
+	return out
+}
+
 // Workload is a workload with quota reserved.
 type Workload struct {
 	// Key is unique for the workload and the check.
 	Key string
+	UID types.UID
 	// Name is "<namespace>/<name>", for messages.
 	Name     string
 	Priority int32

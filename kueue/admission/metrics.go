@@ -39,7 +39,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 
 // show sets the gauges that a pass determines.
 func (m *Metrics) show(ledger *Ledger, hints []Hint, waiting map[string]int) {
-	m.Promises.Set(float64(ledger.Len()))
+	m.Promises.Set(float64(len(ledger.Keys())))
 	totals := ledger.Totals()
 	m.Promised.Reset()
 	for i := range hints {

@@ -3,9 +3,10 @@ package admission
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,12 +35,19 @@ type Pass struct {
 	opts     Options
 	metrics  *Metrics
 
-	mu      sync.Mutex // of the ledger, which PromisedNodes reads
-	ledger  *Ledger
-	rebuilt bool
+	mu     sync.Mutex // of what follows; taken after the claims' lock
+	ledger *Ledger
+	// written are workloads as they were written last, while the cache may not show it.
+	written map[types.UID]written
 }
 
 var _ reconcile.Reconciler = &Pass{}
+
+// written is a workload after our writes, and the versions that these were made over.
+type written struct {
+	over   []string
+	object *kueue.Workload
+}
 
 // item is one workload before one check.
 type item struct {
@@ -48,6 +57,20 @@ type item struct {
 	w      Workload
 }
 
+// promise reads what the workload was promised when it passed the check; made is false where that was nothing.
+func (it *item) promise() (nodes map[string]int32, made bool) {
+	if it.state.State != kueue.CheckStateReady {
+		return nil, false
+	}
+	return readPromise(it.state.PodSetUpdates, it.check)
+}
+
+// since is when the state was set.
+func (it *item) since() time.Time { return it.state.LastTransitionTime.Time }
+
+// until is when a promise of the workload lapses.
+func (it *item) until() time.Time { return it.since().Add(it.w.Config.PromiseTimeout.Duration) }
+
 // PromisedNodes is how many nodes are promised, by offering.
 func (p *Pass) PromisedNodes() map[string]int32 {
 	p.mu.Lock()
@@ -55,8 +78,11 @@ func (p *Pass) PromisedNodes() map[string]int32 {
 	return p.ledger.Totals()
 }
 
-// Reconcile implements reconcile.Reconciler.
+// Reconcile implements reconcile.Reconciler. What goes wrong with one workload or one check is reported, and keeps nobody
+// else waiting.
 func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	p.opts.Claims.Lock()
+	defer p.opts.Claims.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.opts.Clock.Now()
@@ -64,126 +90,152 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	p.ledger.Observe(c.hints)
+	p.ledger.Observe(c.hints, c.upcoming)
 	next := sooner(time.Time{}, p.ledger.Expire(now))
 
-	var waiting, settled []*item
-	live := map[string]bool{}
-	counts := map[string]int{}
+	var errs []error
 	for _, check := range c.checks {
 		until, err := p.keepActive(ctx, check, c.hints, now)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
+		errs = append(errs, err)
 		next = sooner(next, until)
-		items, err := p.items(ctx, c, check)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		for _, it := range items {
-			live[it.w.Key] = true
-			switch it.state.State {
-			case kueue.CheckStatePending:
-				waiting = append(waiting, it)
-				counts[it.check]++
-			case kueue.CheckStateReady:
-				settled = append(settled, it)
-			}
-		}
+	}
+	q, err := p.queue(ctx, c)
+	if err != nil {
+		return ctrl.Result{}, err
 	}
 	again, err := p.comeBack(ctx, now)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
+	errs = append(errs, err)
 	next = sooner(next, again)
-	for _, key := range p.ledger.Keys() {
-		if !live[key] {
-			p.ledger.Release(key)
-		}
-	}
-	for _, it := range settled {
-		p.settle(it, now)
-	}
-	p.rebuilt = true
 
-	world := World{Hints: c.hints, Nodes: c.shapes(), Ledger: p.ledger, Now: now, Random: p.opts.Random}
-	room, err := p.room(ctx, c, waiting, settled)
+	room, err := p.room(ctx, c, q, now)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := p.tidyRequests(ctx, c, room, slices.Concat(waiting, settled), now); err != nil {
+	others, err := p.opts.Claims.Others(ctx, claimant)
+	if err != nil {
 		return ctrl.Result{}, err
 	}
-	slices.SortStableFunc(waiting, func(a, b *item) int {
-		return cmp.Or(cmp.Compare(b.w.Priority, a.w.Priority), a.w.Queued.Compare(b.w.Queued), cmp.Compare(a.w.Name, b.w.Name))
-	})
-	for _, it := range waiting {
+	for _, h := range others {
+		room.nodes.Hold(h)
+	}
+	p.ledger.Keep(q.live())
+	for _, it := range q.settled {
+		p.settle(it, room, now)
+		errs = append(errs, p.forgive(ctx, it))
+	}
+	errs = append(errs, p.tidyRequests(ctx, c, room, q, now))
+
+	world := World{
+		Hints: c.hints, Nodes: c.shapes(), Room: room.nodes, Ledger: p.ledger, Now: now, Random: p.opts.Random,
+	}
+	for _, it := range q.waiting {
 		d, err := p.decide(ctx, c, it, world, room)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		if err := p.write(ctx, it, d, now); err != nil {
-			return ctrl.Result{}, err
-		}
+		errs = append(errs, err, p.write(ctx, it, d, now))
 		if d.State == kueue.CheckStatePending {
 			next = sooner(next, now.Add(it.w.Config.CheckPeriod.Duration))
 			next = sooner(next, it.w.Reserved.Add(it.w.Config.Timeout.Duration))
 		}
 	}
-	p.metrics.show(p.ledger, c.hints, counts)
+	p.metrics.show(p.ledger, c.hints, q.counts())
+	if err := errors.Join(errs...); err != nil {
+		return ctrl.Result{}, err
+	}
 	if next.IsZero() {
 		return ctrl.Result{}, nil
 	}
 	return ctrl.Result{RequeueAfter: max(next.Sub(now), 10*time.Millisecond)}, nil
 }
 
-// settle follows a promise whose workload has passed the check.
-func (p *Pass) settle(it *item, now time.Time) {
-	key := it.w.Key
-	since := it.state.LastTransitionTime.Time
-	if !p.rebuilt {
-		nodes := readPromise(it.state.PodSetUpdates, it.check)
-		until := since.Add(it.w.Config.PromiseTimeout.Duration)
-		if len(nodes) > 0 && until.After(now) {
-			p.ledger.Promise(Promise{Key: key, Nodes: nodes, Since: since, Until: until})
+// queue is who is before a check.
+type queue struct {
+	// waiting are those to decide, in their order; settled those that passed.
+	waiting, settled []*item
+}
+
+func (p *Pass) queue(ctx context.Context, c *cluster) (*queue, error) {
+	q := &queue{}
+	behind := map[types.UID]written{}
+	for _, check := range c.checks {
+		items, err := p.items(ctx, c, check, behind)
+		if err != nil {
+			return nil, err
+		}
+		for _, it := range items {
+			switch it.state.State {
+			case kueue.CheckStatePending:
+				q.waiting = append(q.waiting, it)
+			case kueue.CheckStateReady:
+				q.settled = append(q.settled, it)
+			}
 		}
 	}
-	if apimeta.IsStatusConditionTrue(it.object.Status.Conditions, kueue.WorkloadPodsReady) {
-		p.ledger.Release(key)
+	p.written = behind
+	slices.SortStableFunc(q.waiting, func(a, b *item) int {
+		return cmp.Or(cmp.Compare(b.w.Priority, a.w.Priority), a.w.Queued.Compare(b.w.Queued), cmp.Compare(a.w.Name, b.w.Name))
+	})
+	return q, nil
+}
+
+func (q *queue) live() map[string]bool {
+	live := map[string]bool{}
+	for _, it := range slices.Concat(q.waiting, q.settled) {
+		live[it.w.Key] = true
+	}
+	return live
+}
+
+func (q *queue) counts() map[string]int {
+	counts := map[string]int{}
+	for _, it := range q.waiting {
+		counts[it.check]++
+	}
+	return counts
+}
+
+// settle follows a promise whose workload has passed the check. What the ledger does not know is read back from the
+// workload.
+func (p *Pass) settle(it *item, room *room, now time.Time) {
+	key := it.w.Key
+	if known, ok := p.ledger.Get(key); !ok || known.Since.Unix() != it.since().Unix() {
+		if nodes, _ := it.promise(); len(nodes) > 0 && it.until().After(now) {
+			p.ledger.Promise(Promise{Key: key, Nodes: nodes, Since: it.since(), Until: it.until()})
+		}
+	}
+	if room.arrived(it) {
+		p.ledger.End(key)
 	}
 	if apimeta.IsStatusConditionTrue(it.object.Status.Conditions, kueue.WorkloadAdmitted) {
 		p.ledger.Admitted(key)
 	}
 }
 
-func (p *Pass) decide(ctx context.Context, c *cluster, it *item, world World, room *room) (Decision, error) {
-	if check := c.check(it.check); check.problem != "" {
-		p.ledger.Release(it.w.Key)
-		return Decision{State: kueue.CheckStatePending, Reason: reasonBadParameters,
-			Message: "the admission check is not active: " + check.problem}, nil
+func (p *Pass) decide(ctx context.Context, c *cluster, it *item, world World, room *room) (d Decision, err error) {
+	switch check := c.check(it.check); {
+	case check.problem != "":
+		d = wait(&it.w, world, reasonBadParameters, "the admission check is not active: "+check.problem)
+	case it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision:
+		d, err = p.provision(ctx, c, it, world, room)
+	default:
+		d = Decide(&it.w, world)
 	}
-	if it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision {
-		p.ledger.Release(it.w.Key)
-		return p.provision(ctx, c, it, world, room)
-	}
-	d := Decide(&it.w, world)
 	if d.State != kueue.CheckStateReady || len(d.Nodes) == 0 {
 		p.ledger.Release(it.w.Key)
-		return d, nil
+	} else {
+		p.ledger.Promise(Promise{
+			Key: it.w.Key, Nodes: d.Nodes, Since: world.Now, Until: world.Now.Add(it.w.Config.PromiseTimeout.Duration),
+		})
 	}
-	p.ledger.Promise(Promise{
-		Key: it.w.Key, Nodes: maps.Clone(d.Nodes), Since: world.Now,
-		Until: world.Now.Add(it.w.Config.PromiseTimeout.Duration),
-	})
-	d.Updates = writePromise(d.Updates, it.check, it.w.PodSets[0].Name, d.Nodes)
-	return d, nil
+	if d.State == kueue.CheckStateReady && !it.w.Running {
+		d.Updates = writePromise(d.Updates, it.check, &it.w, d.Nodes)
+	}
+	return d, err
 }
 
 // write puts the decision into the workload's status, if it says anything new. A workload that has changed meanwhile is left
 // alone: its change brings the next pass.
 func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) error {
 	if len(d.Message) > maxMessage {
-		d.Message = d.Message[:maxMessage]
+		d.Message = strings.ToValidUTF8(d.Message[:maxMessage], "")
 	}
 	if it.state.State == d.State && it.state.Message == d.Message {
 		return nil
@@ -200,10 +252,12 @@ func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) e
 		}
 		s.Message, s.PodSetUpdates, s.RequeueAfterSeconds = d.Message, d.Updates, nil
 	}
+	over := []string{it.object.ResourceVersion}
 	patch := client.MergeFromWithOptions(it.object, client.MergeFromWithOptimisticLock{})
 	err := p.client.Status().Patch(ctx, after, patch, client.FieldOwner(ControllerName))
 	if err == nil && d.State == kueue.CheckStateRetry {
-		err = p.sendBack(ctx, after, d, it.w.Retries+1, now)
+		over = append(over, after.ResourceVersion)
+		after, err = p.sendBack(ctx, after, d, it.w.Retries+1, now)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -211,6 +265,7 @@ func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) e
 	if err != nil {
 		return fmt.Errorf("writing check %s of workload %s: %w", it.check, it.w.Name, err)
 	}
+	p.written[after.UID] = written{over: over, object: after}
 	p.metrics.Decisions.WithLabelValues(it.check, string(d.State), d.Reason).Inc()
 	if d.State == kueue.CheckStateReady {
 		p.metrics.Wait.WithLabelValues(it.check).Observe(now.Sub(it.w.Reserved).Seconds())

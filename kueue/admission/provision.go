@@ -5,10 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,20 +33,31 @@ const (
 	annotationCheck = "fleet.lucy.sh/admission-check"
 )
 
-// room is what mode Provision needs of the cluster in one pass.
+// claimant names the check among those that promise room on nodes.
+const claimant = "kueue-capacity-check"
+
+// room is what a pass knows of nodes, requests and pods.
 type room struct {
+	// nodes are the Ready ones, with what is free on them when everybody has come who was promised room.
 	nodes *provisioning.Room
+	// managed are the nodes that the fleet may take back.
+	managed map[string]bool
 	// requests of a workload and check, by key and name.
 	requests map[string]map[string]*fleetv1alpha1.CapacityRequest
-	// pods that carry a workload's promise, by key.
-	pods map[string][]provisioning.Consumer
+	// pods of workloads that have passed, by key.
+	pods map[string][]markedPod
 }
 
-// room reads the requests, and the nodes and pods if any workload of mode Provision is there. Room of those that passed and
-// whose pods have not all come is taken first.
-func (p *Pass) room(ctx context.Context, c *cluster, waiting, settled []*item) (*room, error) {
+type markedPod struct {
+	pod    *corev1.Pod
+	podSet string
+}
+
+// room reads requests and pods, and the free room if anybody waits for it.
+func (p *Pass) room(ctx context.Context, c *cluster, q *queue, now time.Time) (*room, error) {
 	r := &room{
-		requests: map[string]map[string]*fleetv1alpha1.CapacityRequest{}, pods: map[string][]provisioning.Consumer{},
+		nodes: provisioning.NewRoom(nil), managed: map[string]bool{},
+		requests: map[string]map[string]*fleetv1alpha1.CapacityRequest{}, pods: map[string][]markedPod{},
 	}
 	var requests fleetv1alpha1.CapacityRequestList
 	if err := p.client.List(ctx, &requests, client.HasLabels{labelCheck}); err != nil {
@@ -55,88 +71,146 @@ func (p *Pass) room(ctx context.Context, c *cluster, waiting, settled []*item) (
 		}
 		r.requests[key][cr.Name] = cr
 	}
-	wanted := false
-	for _, it := range append(append([]*item(nil), waiting...), settled...) {
-		wanted = wanted || it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision
+	onNode, err := p.pods(ctx, q, r)
+	if err != nil || len(q.waiting) == 0 {
+		return r, err
 	}
-	if !wanted {
-		return r, nil
+	daemons := provisioning.DaemonsOf(c.daemons)
+	var nodes []provisioning.Node
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		if provisioning.IsReady(n) {
+			nodes = append(nodes, provisioning.NodeOf(n, onNode[n.Name], daemons))
+			r.managed[n.Name] = n.Labels[fleetv1alpha1.LabelMachine] != ""
+		}
+	}
+	r.nodes = provisioning.NewRoom(nodes)
+	for _, h := range r.holdings(q, now) {
+		r.nodes.Hold(h)
+	}
+	return r, nil
+}
+
+// pods reads all pods: those of workloads that have passed into the room, and those that have a node by its name.
+func (p *Pass) pods(ctx context.Context, q *queue, r *room) (onNode map[string][]corev1.Pod, err error) {
+	passed := map[string]*item{} // by annotation and workload
+	for _, it := range q.settled {
+		if _, made := it.promise(); made {
+			passed[promiseAnnotation(it.check)+"/"+string(it.w.UID)] = it
+		}
+	}
+	if len(passed) == 0 && len(q.waiting) == 0 {
+		return nil, nil
 	}
 	var pods corev1.PodList
 	if err := p.client.List(ctx, &pods, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing pods: %w", err)
 	}
-	onNode := map[string][]corev1.Pod{}
+	onNode = map[string][]corev1.Pod{}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		if pod.Spec.NodeName != "" {
 			onNode[pod.Spec.NodeName] = append(onNode[pod.Spec.NodeName], *pod)
 		}
-		for name, value := range pod.Annotations {
+		for name, text := range pod.Annotations {
 			if !strings.HasPrefix(name, annotationPromise) || pod.DeletionTimestamp != nil {
 				continue
 			}
-			for _, it := range settled {
-				if value == string(it.object.UID) && name == promiseAnnotation(it.check) {
-					r.pods[it.w.Key] = append(r.pods[it.w.Key], provisioning.Consumer{
-						Name: pod.Name, UID: pod.UID, Profile: capacity.ProfileOfPod(pod),
-						Bound: pod.Spec.NodeName != "", Ended: capacity.IsTerminal(pod),
-					})
-				}
+			m, _ := readMark(text)
+			if it := passed[name+"/"+string(m.Workload)]; it != nil {
+				r.pods[it.w.Key] = append(r.pods[it.w.Key], markedPod{pod, m.PodSet})
 			}
 		}
 	}
-	var nodes []provisioning.Node
-	for i := range c.nodes {
-		if provisioning.IsReady(&c.nodes[i]) {
-			nodes = append(nodes, provisioning.NodeOf(&c.nodes[i], onNode[c.nodes[i].Name]))
-		}
-	}
-	r.nodes = provisioning.NewRoom(nodes)
-	for _, it := range settled {
-		if it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision && !it.over() {
-			sets := it.booked(c.hints)
-			r.nodes.Place(provisioning.Outstanding(sets, r.slots(it, sets), r.pods[it.w.Key]))
-		}
-	}
-	return r, nil
+	return onNode, nil
 }
 
-// over says whether nothing has to be held for a workload that passed any more.
-func (it *item) over() bool {
-	return apimeta.IsStatusConditionTrue(it.object.Status.Conditions, kueue.WorkloadPodsReady)
+// missing is how many pods of each set have no node yet. Those that have ended had one; those of an earlier admission do not
+// count.
+func (r *room) missing(it *item) map[string]int32 {
+	missing := map[string]int32{}
+	for _, set := range it.w.concerned() {
+		missing[set.Name] = set.Count
+	}
+	for _, m := range r.pods[it.w.Key] {
+		if m.pod.Spec.NodeName != "" && missing[m.podSet] > 0 && !m.pod.CreationTimestamp.Time.Before(it.w.Reserved) {
+			missing[m.podSet]--
+		}
+	}
+	return missing
 }
 
-// booked is what the workload asks of nodes, with the tolerations that its flavors' nodes need.
-func (it *item) booked(hints []Hint) []provisioning.PodSet {
-	var out []provisioning.PodSet
-	for i := range it.w.PodSets {
-		set := &it.w.PodSets[i]
-		if !set.Concerned || set.Count <= 0 {
+// arrived says whether nothing has to be held for a workload that has passed: its pods run, or all of them have a node.
+func (r *room) arrived(it *item) bool {
+	if apimeta.IsStatusConditionTrue(it.object.Status.Conditions, kueue.WorkloadPodsReady) {
+		return true
+	}
+	for _, n := range r.missing(it) {
+		if n > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// holdings are the pods of workloads that have passed and that are not on their nodes yet. Wherever they were promised room,
+// the scheduler puts them first where there is some.
+func (r *room) holdings(q *queue, now time.Time) []provisioning.Holding {
+	var out []provisioning.Holding
+	for _, it := range q.settled {
+		if _, made := it.promise(); !made || r.arrived(it) || !it.until().After(now) {
 			continue
 		}
-		p := set.Profile
-		p.Tolerations = append(append([]corev1.Toleration(nil), p.Tolerations...), lent(set, hints)...)
-		if p.Group != nil && it.w.Config.AtomicProvisioning != fleetv1alpha1.AtomicWaive {
-			group := *p.Group
-			group.MinCount = set.Count
-			p.Group = &group
+		missing := r.missing(it)
+		var h provisioning.Holding
+		for _, set := range it.w.concerned() {
+			s := set.onNodes(it.w.Config.AtomicProvisioning)
+			s.Count = missing[set.Name]
+			h.PodSets = append(h.PodSets, s)
 		}
-		out = append(out, provisioning.PodSet{Profile: p.Canonical(), Count: set.Count})
+		out = append(out, h)
 	}
 	return out
 }
 
-// lent are the tolerations that pods of a flavor which chose its nodes by labels get for the taints of those nodes.
-func lent(set *PodSet, hints []Hint) []corev1.Toleration {
-	if !set.Selected {
-		return nil
+// held tells other claimants what the check holds.
+func (p *Pass) held(ctx context.Context) ([]provisioning.Holding, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, err := p.read(ctx)
+	if err != nil {
+		return nil, err
 	}
-	var out []corev1.Toleration
-	for i := range hints {
-		if meets(&hints[i].Template, &set.Profile) {
-			out = append(out, tolerationsFor(hints[i].Template.Taints, append(append([]corev1.Toleration(nil), set.Profile.Tolerations...), out...))...)
-		}
+	q, err := p.queue(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	q.waiting = nil
+	now := p.opts.Clock.Now()
+	r, err := p.room(ctx, c, q, now)
+	if err != nil {
+		return nil, err
+	}
+	return r.holdings(q, now), nil
+}
+
+// booked is what the workload asks of nodes, set by set.
+func (it *item) booked() []provisioning.PodSet {
+	var out []provisioning.PodSet
+	for _, set := range it.w.concerned() {
+		out = append(out, set.onNodes(it.w.Config.AtomicProvisioning))
+	}
+	return out
+}
+
+// consumers are the pods of the workload, as requests are matched with them.
+func (r *room) consumers(it *item) []provisioning.Consumer {
+	var out []provisioning.Consumer
+	for _, m := range r.pods[it.w.Key] {
+		out = append(out, provisioning.Consumer{
+			Name: m.pod.Name, UID: m.pod.UID, Profile: capacity.ProfileOfPod(m.pod),
+			Bound: m.pod.Spec.NodeName != "", Ended: capacity.IsTerminal(m.pod),
+		})
 	}
 	return out
 }
@@ -178,18 +252,14 @@ func requestNames(it *item, sets []provisioning.PodSet) map[string]int {
 	return names
 }
 
-// provision asks for the nodes and admits when they are Ready.
+// provision asks for the nodes and admits when they are Ready. An error does not keep it from a decision.
 func (p *Pass) provision(ctx context.Context, c *cluster, it *item, world World, r *room) (Decision, error) {
 	w := &it.w
 	if d, done := trivial(w); done {
 		return d, nil
 	}
 	stock := newStock(w, world)
-	for i := range w.PodSets {
-		set := &w.PodSets[i]
-		if !set.Concerned || set.Count <= 0 {
-			continue
-		}
+	for _, set := range w.concerned() {
 		matching := stock.matching(set)
 		if fresh := stock.fresh(matching); len(fresh) > 0 {
 			if proof := tooLarge(set, matching, fresh, world.Nodes); proof != "" {
@@ -197,46 +267,112 @@ func (p *Pass) provision(ctx context.Context, c *cluster, it *item, world World,
 			}
 		}
 	}
-	sets := it.booked(c.hints)
-	written, acknowledged := 0, 0
-	for name, set := range requestNames(it, sets) {
-		cr := r.requests[w.Key][name]
-		if cr == nil {
-			if err := p.client.Create(ctx, it.request(name, sets[set])); err != nil && !apierrors.IsAlreadyExists(err) {
-				return Decision{}, fmt.Errorf("writing CapacityRequest %s/%s: %w", it.object.Namespace, name, err)
-			}
-		} else if cr.Status.Phase == fleetv1alpha1.CapacityRequestAcknowledged {
-			acknowledged++
-		}
-		written++
-	}
+	sets := it.booked()
 	placement := r.nodes.Place(sets)
-	if placement.Complete() {
+	if !placement.Complete() {
+		if d, refused := stock.refuse(w.concerned()); refused {
+			return d, nil
+		}
+	}
+	acknowledged, err := p.request(ctx, it, sets, r)
+	first := w.concerned()[0]
+	switch {
+	case err != nil:
+		placement.GiveBack()
+		return wait(w, world, ReasonProvisioning, fmt.Sprintf("needs %s; %v", asks(first), err)), err
+	case placement.Complete() && acknowledged < placement.Wanted && slices.ContainsFunc(placement.Nodes, func(n string) bool { return r.managed[n] }):
+		// Until the autoscaler has heard of the demand it may take the nodes for surplus.
+		return wait(w, world, ReasonProvisioning, fmt.Sprintf("needs %s; Ready nodes have room, and the autoscaler has taken %d of %d requests",
+			asks(first), acknowledged, placement.Wanted)), nil
+	case placement.Complete():
 		d := Decision{State: kueue.CheckStateReady, Reason: ReasonNodesReady,
 			Message: fmt.Sprintf("%d nodes are Ready and have room: %s", len(placement.Nodes), some(placement.Nodes))}
-		for i := range w.PodSets {
-			set := &w.PodSets[i]
-			if !set.Concerned || set.Count <= 0 {
-				continue
+		for _, set := range w.concerned() {
+			if len(set.Lent) > 0 {
+				d.Updates = append(d.Updates, kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name), Tolerations: set.Lent})
 			}
-			d.Updates = annotate(d.Updates, it.check, set.Name, string(it.object.UID))
-			d.Updates[len(d.Updates)-1].Tolerations = lent(set, c.hints)
 		}
 		return d, nil
 	}
-	first := &w.PodSets[0]
-	for i := range w.PodSets {
-		if w.PodSets[i].Concerned {
-			first = &w.PodSets[i]
-			break
-		}
-	}
 	why := fmt.Sprintf("needs %s; Ready nodes have room for %d of %d pods, the autoscaler has taken %d of %d requests",
-		asks(first), placement.Placed, placement.Wanted, acknowledged, written)
+		asks(first), placement.Placed, placement.Wanted, acknowledged, placement.Wanted)
 	if eta := expected(stock.fresh(stock.matching(first))); eta > 0 {
 		why += ", a node takes about " + eta.String()
 	}
 	return wait(w, world, ReasonProvisioning, why), nil
+}
+
+// refuse keeps a gang from being provisioned node by node: it waits or is rejected, as the configuration says. Without a
+// fresh hint nothing is known about that.
+func (s *stock) refuse(sets []*PodSet) (Decision, bool) {
+	if s.w.Config.AtomicProvisioning == fleetv1alpha1.AtomicWaive {
+		return Decision{}, false
+	}
+	for _, set := range sets {
+		fresh := s.fresh(s.matching(set))
+		alone := func(h *Hint) bool { return h.Atomic || perNode(set, h.Template.Allocatable) >= set.Count }
+		if !set.Gang() || len(fresh) == 0 || slices.ContainsFunc(fresh, alone) {
+			continue
+		}
+		message := needsAtomic(set)
+		if s.w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
+			return Decision{State: kueue.CheckStateRejected, Reason: ReasonNotAtomic, Message: message}, true
+		}
+		return wait(s.w, s.world, ReasonNotAtomic, message), true
+	}
+	return Decision{}, false
+}
+
+// writers bounds how many CapacityRequests are written at a time.
+const writers = 16
+
+// request makes a CapacityRequest stand for every pod and says how many of them the autoscaler has taken. What an earlier
+// assignment of the workload has left behind, more pods or pods of another flavor, is deleted.
+func (p *Pass) request(ctx context.Context, it *item, sets []provisioning.PodSet, r *room) (acknowledged int32, err error) {
+	names := requestNames(it, sets)
+	specs := make([]fleetv1alpha1.CapacityRequestSpec, len(sets))
+	for i := range sets {
+		specs[i] = sets[i].Profile.RequestSpec()
+	}
+	have := r.requests[it.w.Key]
+	for name, cr := range have {
+		set, wanted := names[name]
+		if ownerPod(cr) != "" || (wanted && equality.Semantic.DeepEqual(
+			capacity.ProfileOfRequest(&cr.Spec), capacity.ProfileOfRequest(&specs[set]))) {
+			continue
+		}
+		if err := p.remove(ctx, cr); err != nil {
+			return 0, err
+		}
+		delete(have, name)
+	}
+	var g errgroup.Group
+	g.SetLimit(writers)
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if cr := have[name]; cr != nil {
+			if cr.Status.Phase == fleetv1alpha1.CapacityRequestAcknowledged {
+				acknowledged++
+			}
+			continue
+		}
+		g.Go(func() error {
+			err := p.client.Create(ctx, it.request(name, specs[names[name]]))
+			if err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("CapacityRequests cannot be written: %w", err)
+			}
+			return nil
+		})
+	}
+	return acknowledged, g.Wait()
+}
+
+// remove deletes a request that has not changed meanwhile.
+func (p *Pass) remove(ctx context.Context, cr *fleetv1alpha1.CapacityRequest) error {
+	err := p.client.Delete(ctx, cr, client.Preconditions{UID: &cr.UID, ResourceVersion: &cr.ResourceVersion})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("deleting CapacityRequest %s/%s: %w", cr.Namespace, cr.Name, err)
+	}
+	return nil
 }
 
 func expected(hints []*Hint) time.Duration {
@@ -256,7 +392,7 @@ func some(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-func (it *item) request(name string, set provisioning.PodSet) *fleetv1alpha1.CapacityRequest {
+func (it *item) request(name string, spec fleetv1alpha1.CapacityRequestSpec) *fleetv1alpha1.CapacityRequest {
 	controller := true
 	return &fleetv1alpha1.CapacityRequest{
 		ObjectMeta: metav1.ObjectMeta{
@@ -268,7 +404,7 @@ func (it *item) request(name string, set provisioning.PodSet) *fleetv1alpha1.Cap
 				Controller: &controller,
 			}},
 		},
-		Spec: set.Profile.RequestSpec(),
+		Spec: spec,
 	}
 }
 
@@ -281,44 +417,40 @@ func checkLabel(check string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// tidyRequests hands requests over to the pods that have come, and deletes those that nothing needs: of workloads that are not
-// before the check any more, that run, or whose pods have not come within the promise's time-out.
-func (p *Pass) tidyRequests(ctx context.Context, c *cluster, r *room, all []*item, now time.Time) error {
+// tidyRequests hands requests over to the pods that have come, and deletes those that nothing needs: of workloads that are
+// not before the check any more, that run, or whose pods have not come within the promise's time-out.
+func (p *Pass) tidyRequests(ctx context.Context, c *cluster, r *room, q *queue, now time.Time) error {
 	needed := map[string]bool{}
-	for _, it := range all {
-		if it.w.Config.Mode != fleetv1alpha1.CapacityCheckProvision || it.over() {
+	for _, it := range q.waiting {
+		// A config may be edited while workloads wait.
+		needed[it.w.Key] = it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision && c.check(it.check).problem == ""
+	}
+	var g errgroup.Group
+	g.SetLimit(writers)
+	for _, it := range q.settled {
+		requests := r.requests[it.w.Key]
+		if len(requests) == 0 {
 			continue
 		}
-		ready := it.state.State == kueue.CheckStateReady
-		if ready && now.Sub(it.state.LastTransitionTime.Time) > it.w.Config.PromiseTimeout.Duration {
-			continue
+		sets := it.booked()
+		for _, h := range provisioning.Match(sets, r.slots(it, sets), r.consumers(it)) {
+			cr := requests[h.Slot]
+			g.Go(func() error { return p.handOver(ctx, cr, h.Pod) })
+			delete(requests, h.Slot)
 		}
-		needed[it.w.Key] = true
-		if !ready {
-			continue
-		}
-		sets := it.booked(c.hints)
-		for _, h := range provisioning.Match(sets, r.slots(it, sets), r.pods[it.w.Key]) {
-			if err := p.handOver(ctx, r.requests[it.w.Key][h.Slot], h.Pod); err != nil {
-				return err
-			}
-		}
+		needed[it.w.Key] = !r.arrived(it) && it.until().After(now)
 	}
 	for key, requests := range r.requests {
 		if needed[key] {
 			continue
 		}
 		for _, cr := range requests {
-			if ownerPod(cr) != "" {
-				continue
-			}
-			err := p.client.Delete(ctx, cr, client.Preconditions{UID: &cr.UID, ResourceVersion: &cr.ResourceVersion})
-			if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-				return fmt.Errorf("deleting CapacityRequest %s/%s: %w", cr.Namespace, cr.Name, err)
+			if ownerPod(cr) == "" {
+				g.Go(func() error { return p.remove(ctx, cr) })
 			}
 		}
 	}
-	return nil
+	return g.Wait()
 }
 
 // handOver gives a request to a pod: the same object, owned by the pod from now on, so that nothing is counted twice.

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -28,11 +29,13 @@ type check struct {
 
 // cluster is what one pass reads.
 type cluster struct {
-	checks  []*check
-	hints   []Hint
-	nodes   []corev1.Node
-	flavors map[string]*kueue.ResourceFlavor
-	queues  map[string]*kueue.ClusterQueue
+	checks   []*check
+	hints    []Hint
+	upcoming []Launched
+	nodes    []corev1.Node
+	daemons  []appsv1.DaemonSet
+	flavors  map[string]*kueue.ResourceFlavor
+	queues   map[string]*kueue.ClusterQueue
 }
 
 func (c *cluster) check(name string) *check {
@@ -71,9 +74,10 @@ func (p *Pass) read(ctx context.Context) (*cluster, error) {
 		return nil, fmt.Errorf("listing AvailableCapacity: %w", err)
 	}
 	var daemonSets appsv1.DaemonSetList
-	if err := p.client.List(ctx, &daemonSets); err != nil {
+	if err := p.client.List(ctx, &daemonSets, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing DaemonSets: %w", err)
 	}
+	c.daemons = daemonSets.Items
 	for i := range hints.Items {
 		if hints.Items[i].DeletionTimestamp != nil {
 			continue
@@ -86,20 +90,27 @@ func (p *Pass) read(ctx context.Context) (*cluster, error) {
 		}
 		c.hints = append(c.hints, h)
 	}
+	var upcoming fleetv1alpha1.UpcomingNodeList
+	if err := p.client.List(ctx, &upcoming, client.InNamespace(p.opts.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("listing UpcomingNodes: %w", err)
+	}
+	for i := range upcoming.Items {
+		c.upcoming = append(c.upcoming, Launched{Name: upcoming.Items[i].Name, Labels: upcoming.Items[i].Spec.Labels})
+	}
 	var nodes corev1.NodeList
-	if err := p.client.List(ctx, &nodes); err != nil {
+	if err := p.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
 	c.nodes = nodes.Items
 	var flavors kueue.ResourceFlavorList
-	if err := p.client.List(ctx, &flavors); err != nil {
+	if err := p.client.List(ctx, &flavors, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing ResourceFlavors: %w", err)
 	}
 	for i := range flavors.Items {
 		c.flavors[flavors.Items[i].Name] = &flavors.Items[i]
 	}
 	var queues kueue.ClusterQueueList
-	if err := p.client.List(ctx, &queues); err != nil {
+	if err := p.client.List(ctx, &queues, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing ClusterQueues: %w", err)
 	}
 	for i := range queues.Items {
@@ -108,7 +119,8 @@ func (p *Pass) read(ctx context.Context) (*cluster, error) {
 	return c, nil
 }
 
-// parameters reads a check's configuration. A reference that leads nowhere is a problem of the check, not an error of the pass.
+// parameters reads a check's configuration. A reference that leads nowhere is a problem of the check, not an error of the
+// pass.
 func (p *Pass) parameters(ctx context.Context, ref *kueue.AdmissionCheckParametersReference,
 ) (spec fleetv1alpha1.CapacityCheckConfigSpec, problem string, err error) {
 	if ref == nil {
@@ -130,14 +142,14 @@ func (p *Pass) parameters(ctx context.Context, ref *kueue.AdmissionCheckParamete
 }
 
 // items lists the workloads that hold quota before a check.
-func (p *Pass) items(ctx context.Context, c *cluster, k *check) ([]*item, error) {
+func (p *Pass) items(ctx context.Context, c *cluster, k *check, behind map[types.UID]written) ([]*item, error) {
 	var workloads kueue.WorkloadList
 	if err := p.client.List(ctx, &workloads, client.MatchingFields{indexCheck: k.object.Name}); err != nil {
 		return nil, fmt.Errorf("listing workloads of check %s: %w", k.object.Name, err)
 	}
 	var items []*item
 	for i := range workloads.Items {
-		wl := &workloads.Items[i]
+		wl := p.newer(&workloads.Items[i], behind)
 		if !reserved(wl) {
 			continue
 		}
@@ -156,6 +168,17 @@ func (p *Pass) items(ctx context.Context, c *cluster, k *check) ([]*item, error)
 	return items, nil
 }
 
+// newer is the workload as the pass has written it, while the cache does not show that yet: to decide on what is out of date
+// would give a promise away that has been made. It notes the writes that the cache is behind on.
+func (p *Pass) newer(wl *kueue.Workload, behind map[types.UID]written) *kueue.Workload {
+	w, ok := p.written[wl.UID]
+	if !ok || !slices.Contains(w.over, wl.ResourceVersion) {
+		return wl
+	}
+	behind[wl.UID] = w
+	return w.object
+}
+
 // reserved says whether a workload may be written to: it holds quota, and nothing has ended it.
 func reserved(wl *kueue.Workload) bool {
 	is := func(condition string) bool { return apimeta.IsStatusConditionTrue(wl.Status.Conditions, condition) }
@@ -165,7 +188,7 @@ func reserved(wl *kueue.Workload) bool {
 
 func (c *cluster) workload(wl *kueue.Workload, k *check, state *kueue.AdmissionCheckState) Workload {
 	w := Workload{
-		Key: k.object.Name + "/" + string(wl.UID), Name: wl.Namespace + "/" + wl.Name,
+		Key: k.object.Name + "/" + string(wl.UID), UID: wl.UID, Name: wl.Namespace + "/" + wl.Name,
 		Priority: ptr.Deref(wl.Spec.Priority, 0), Queued: wl.CreationTimestamp.Time,
 		Retries: max(ptr.Deref(state.RetryCount, 0), retriesOf(wl)), Config: k.config,
 		Running: apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadAdmitted),
@@ -180,9 +203,27 @@ func (c *cluster) workload(wl *kueue.Workload, k *check, state *kueue.AdmissionC
 		if j < 0 {
 			continue
 		}
-		w.PodSets = append(w.PodSets, c.podSet(wl, set, &wl.Status.Admission.PodSetAssignments[j], onFlavors))
+		out := c.podSet(wl, set, &wl.Status.Admission.PodSetAssignments[j], onFlavors)
+		out.reserve(wl, k.object.Name)
+		w.PodSets = append(w.PodSets, out)
 	}
 	return w
+}
+
+// reserve notes what other checks give the pods: of a clash Kueue makes an error that ends the workload for good.
+func (p *PodSet) reserve(wl *kueue.Workload, check string) {
+	for i := range wl.Status.AdmissionChecks {
+		s := &wl.Status.AdmissionChecks[i]
+		if string(s.Name) == check {
+			continue
+		}
+		for _, u := range s.PodSetUpdates {
+			if string(u.Name) == p.Name {
+				maps.Copy(p.Pinned, u.NodeSelector)
+				maps.Copy(p.Annotated, u.Annotations)
+			}
+		}
+	}
 }
 
 // onFlavors are the flavors that a queue binds the check to; none: all.
@@ -208,15 +249,18 @@ func (c *cluster) podSet(wl *kueue.Workload, set *kueue.PodSet, a *kueue.PodSetA
 	profile.Priority = ptr.Deref(wl.Spec.Priority, profile.Priority)
 	out := PodSet{
 		Name: string(set.Name), Count: ptr.Deref(a.Count, set.Count), Concerned: len(onFlavors) == 0,
-		Pinned: maps.Clone(set.Template.Spec.NodeSelector),
+		Own: profile.Resources.Clone(), Pinned: map[string]string{}, Annotated: map[string]string{},
 	}
-	// What Kueue charges also holds defaults of LimitRanges and the overhead of RuntimeClasses.
+	maps.Copy(out.Pinned, set.Template.Spec.NodeSelector)
+	maps.Copy(out.Annotated, set.Template.Annotations)
+	// What Kueue charges also holds defaults of LimitRanges and the overhead of RuntimeClasses, and resources that only quota
+	// knows (transformations, device classes): no node has those.
 	for name, v := range capacity.ResourcesOf(a.ResourceUsage) {
+		if _, asked := profile.Resources[name]; !asked && !charged[name] {
+			continue
+		}
 		each := (v + int64(max(out.Count, 1)) - 1) / int64(max(out.Count, 1))
 		profile.Resources[name] = max(profile.Resources[name], each)
-	}
-	if out.Pinned == nil {
-		out.Pinned = map[string]string{}
 	}
 	var reqs []capacity.Requirement
 	for _, resource := range slices.Sorted(maps.Keys(a.Flavors)) {
@@ -246,7 +290,13 @@ func (c *cluster) podSet(wl *kueue.Workload, set *kueue.PodSet, a *kueue.PodSetA
 	if out.Flavor == "" && len(a.Flavors) > 0 {
 		out.Flavor = string(a.Flavors[slices.Sorted(maps.Keys(a.Flavors))[0]])
 	}
+	out.Lent = lent(&out, c.hints)
 	return out
+}
+
+// charged are the resources that LimitRanges and RuntimeClasses add to a pod.
+var charged = map[corev1.ResourceName]bool{
+	corev1.ResourceCPU: true, corev1.ResourceMemory: true, corev1.ResourceEphemeralStorage: true,
 }
 
 // requestLimits fills requests from limits, as the API server does for a pod and does not for a template.

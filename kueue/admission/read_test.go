@@ -15,8 +15,8 @@ import (
 	"github.com/drover-sh/drover/capacity"
 )
 
-// A workload is written to only while it holds quota and nothing has ended it: a state written to an evicted one would keep it
-// evicted for ever.
+// A workload is written to only while it holds quota and nothing has ended it: a state written to an evicted one would keep
+// it evicted for ever.
 func TestOnlyReservedWorkloadsAreWrittenTo(t *testing.T) {
 	with := func(change func(*kueue.Workload), conditions ...string) *kueue.Workload {
 		wl := &kueue.Workload{Status: kueue.WorkloadStatus{Admission: &kueue.Admission{}}}
@@ -49,8 +49,8 @@ func TestOnlyReservedWorkloadsAreWrittenTo(t *testing.T) {
 	}
 }
 
-// What a pod set needs comes from its template, its flavors and what Kueue charges for it: partial admission lowers the count,
-// limits stand for requests that are missing, and a RuntimeClass's overhead is in the charge alone.
+// What a pod set needs comes from its template, its flavors and what Kueue charges for it: partial admission lowers the
+// count, limits stand for requests that are missing, and a RuntimeClass's overhead is in the charge alone.
 func TestPodSetsAreReadWithTheirFlavors(t *testing.T) {
 	c := &cluster{
 		flavors: map[string]*kueue.ResourceFlavor{
@@ -80,7 +80,9 @@ func TestPodSetsAreReadWithTheirFlavors(t *testing.T) {
 		Status: kueue.WorkloadStatus{Admission: &kueue.Admission{ClusterQueue: "q", PodSetAssignments: []kueue.PodSetAssignment{
 			{Name: "workers", Count: ptr.To[int32](4), Flavors: map[corev1.ResourceName]kueue.ResourceFlavorReference{
 				"nvidia.com/gpu": "gpu", "cpu": "default",
-			}, ResourceUsage: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("32"), "cpu": resource.MustParse("2")}},
+			}, ResourceUsage: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("32"), "cpu": resource.MustParse("2"),
+				// What a transformation or a device class makes of the request: no node has it.
+				"example.com/gpu-memory": resource.MustParse("320")}},
 			{Name: "driver", Flavors: map[corev1.ResourceName]kueue.ResourceFlavorReference{"cpu": "default"}},
 		}}},
 	}
@@ -96,6 +98,9 @@ func TestPodSetsAreReadWithTheirFlavors(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, workers.Profile); diff != "" {
 		t.Errorf("the workers' profile differs (-expected +read):\n%s", diff)
+	}
+	if diff := cmp.Diff(capacity.Resources{"nvidia.com/gpu": 8}, workers.Own); diff != "" {
+		t.Errorf("a proof would go by other resources than the template's (-expected +read):\n%s", diff)
 	}
 	if driver.Concerned || driver.Count != 1 || driver.Flavor != "default" {
 		t.Errorf("the driver uses no flavor of the check, but is read as %+v", driver)

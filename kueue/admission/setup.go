@@ -9,6 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -23,16 +26,18 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
-// The check reads what a decision depends on, writes its own state into a workload's status and its condition into that of an
-// AdmissionCheck, and keeps CapacityRequests in mode Provision.
+// The check reads what a decision depends on, writes its own state into a workload's status and its condition into that of
+// an AdmissionCheck, and keeps CapacityRequests in mode Provision.
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;resourceflavors;clusterqueues,verbs=list;watch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads,verbs=patch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status;admissionchecks/status,verbs=patch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacitycheckconfigs,verbs=list;watch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities,verbs=list;watch
+// +kubebuilder:rbac:groups=fleet.lucy.sh,namespace=fleet-system,resources=availablecapacities;upcomingnodes,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=pods;nodes,verbs=list;watch
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -50,6 +55,8 @@ const indexSentBack = "drover.kueue/sent-back"
 type Options struct {
 	// Namespace holds AvailableCapacity. Default fleet-system.
 	Namespace string
+	// Claims are shared with the ProvisioningRequest class, if both are served. Default: the check's own.
+	Claims *provisioning.Claims
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.PassiveClock
 	// Random gives numbers in [0, 1) for jitter. Default: math/rand.
@@ -58,11 +65,14 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// SetupWithManager adds the check to mgr and returns its Pass. The manager's scheme has to know Kueue's v1beta2, the built-in
-// types and fleet.lucy.sh, and Kueue's CRDs have to be there, or the manager will not start.
+// SetupWithManager adds the check to mgr and returns its Pass. The manager's scheme has to know Kueue's v1beta2, the
+// built-in types and fleet.lucy.sh, and Kueue's CRDs have to be there, or the manager will not start.
 func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*Pass, error) {
 	if opts.Namespace == "" {
 		opts.Namespace = fleetv1alpha1.SystemNamespace
+	}
+	if opts.Claims == nil {
+		opts.Claims = provisioning.NewClaims()
 	}
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -77,27 +87,14 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*
 	if err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &kueue.Workload{}, indexCheck, func(obj client.Object) []string {
-		var names []string
-		for _, c := range obj.(*kueue.Workload).Status.AdmissionChecks {
-			names = append(names, string(c.Name))
-		}
-		return names
-	}); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &kueue.Workload{}, indexCheck, checksOf); err != nil {
 		return nil, fmt.Errorf("indexing workloads by check: %w", err)
 	}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &kueue.Workload{}, indexSentBack, func(obj client.Object) []string {
-		if !sentBack(obj.(*kueue.Workload)) {
-			return nil
-		}
-		return []string{"true"}
-	}); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &kueue.Workload{}, indexSentBack, isSentBack); err != nil {
 		return nil, fmt.Errorf("indexing workloads that were sent back: %w", err)
 	}
-	p := &Pass{
-		client: mgr.GetClient(), recorder: mgr.GetEventRecorder("drover-capacity-check"), opts: opts, metrics: metrics,
-		ledger: NewLedger(),
-	}
+	p := newPass(mgr.GetClient(), mgr.GetEventRecorder("drover-capacity-check"), opts, metrics)
+	opts.Claims.Register(claimant, p.held)
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{}}
 	})
@@ -111,11 +108,33 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*
 		Watches(&kueue.ClusterQueue{}, all, changed).
 		Watches(&fleetv1alpha1.CapacityCheckConfig{}, all, changed).
 		Watches(&fleetv1alpha1.AvailableCapacity{}, all).
+		Watches(&fleetv1alpha1.UpcomingNode{}, all, changed).
 		Watches(&fleetv1alpha1.CapacityRequest{}, all, builder.WithPredicates(ours())).
 		Watches(&corev1.Node{}, all, builder.WithPredicates(nodeChanged())).
-		Watches(&corev1.Pod{}, all, builder.WithPredicates(promisedPod())).
+		Watches(&corev1.Pod{}, all, builder.WithPredicates(podMoved())).
 		Watches(&appsv1.DaemonSet{}, all, changed).
 		Complete(p)
+}
+
+func newPass(c client.Client, recorder events.EventRecorder, opts Options, metrics *Metrics) *Pass {
+	return &Pass{
+		client: c, recorder: recorder, opts: opts, metrics: metrics, ledger: NewLedger(), written: map[types.UID]written{},
+	}
+}
+
+func checksOf(obj client.Object) []string {
+	var names []string
+	for _, c := range obj.(*kueue.Workload).Status.AdmissionChecks {
+		names = append(names, string(c.Name))
+	}
+	return names
+}
+
+func isSentBack(obj client.Object) []string {
+	if !sentBack(obj.(*kueue.Workload)) {
+		return nil
+	}
+	return []string{"true"}
 }
 
 // ours passes CapacityRequests that the check wrote.
@@ -123,8 +142,9 @@ func ours() predicate.Predicate {
 	return predicate.NewPredicateFuncs(func(obj client.Object) bool { return obj.GetLabels()[labelCheck] != "" })
 }
 
-// promisedPod passes a pod that came for what was promised, and its binding.
-func promisedPod() predicate.Predicate {
+// podMoved passes what changes the free room of nodes: a pod that leaves its node or ends there, and of those that came for
+// what was promised also their arrival and their binding.
+func podMoved() predicate.Predicate {
 	promised := func(obj client.Object) bool {
 		for name := range obj.GetAnnotations() {
 			if strings.HasPrefix(name, annotationPromise) {
@@ -134,13 +154,20 @@ func promisedPod() predicate.Predicate {
 		return false
 	}
 	return predicate.Funcs{
-		CreateFunc:  func(e event.CreateEvent) bool { return promised(e.Object) },
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		CreateFunc: func(e event.CreateEvent) bool { return promised(e.Object) },
+		DeleteFunc: func(e event.DeleteEvent) bool {
+			pod, ok := e.Object.(*corev1.Pod)
+			return ok && pod.Spec.NodeName != "" && !capacity.IsTerminal(pod)
+		},
 		GenericFunc: func(event.GenericEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, ok1 := e.ObjectOld.(*corev1.Pod)
 			after, ok2 := e.ObjectNew.(*corev1.Pod)
-			return ok1 && ok2 && promised(after) && before.Spec.NodeName != after.Spec.NodeName
+			if !ok1 || !ok2 {
+				return false
+			}
+			return promised(after) && before.Spec.NodeName != after.Spec.NodeName ||
+				after.Spec.NodeName != "" && capacity.IsTerminal(after) && !capacity.IsTerminal(before)
 		},
 	}
 }
@@ -150,16 +177,9 @@ func nodeChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok1 := e.ObjectOld.(*corev1.Node)
 		after, ok2 := e.ObjectNew.(*corev1.Node)
-		return !ok1 || !ok2 || ready(before) != ready(after) || before.Generation != after.Generation ||
-			len(before.Labels) != len(after.Labels) || len(before.Spec.Taints) != len(after.Spec.Taints)
+		return !ok1 || !ok2 || provisioning.IsReady(before) != provisioning.IsReady(after) ||
+			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+			!equality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) ||
+			!equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)
 	}}
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue && !n.Spec.Unschedulable
-		}
-	}
-	return false
 }

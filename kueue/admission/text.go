@@ -26,6 +26,11 @@ func asks(set *PodSet) string {
 	return text
 }
 
+// needsAtomic says why a gang is not provisioned.
+func needsAtomic(set *PodSet) string {
+	return fmt.Sprintf("needs %s all together; no offering that matches supports atomic provisioning", asks(set))
+}
+
 // demanded says which labels the pods insist on.
 func demanded(set *PodSet) string {
 	if len(set.Profile.Requirements) == 0 {

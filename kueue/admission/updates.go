@@ -8,39 +8,63 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/drover-sh/drover/capacity"
 )
 
-// annotationPromise begins the annotation by which the pods of a workload carry what was promised; the rest of the name tells
-// checks apart. It lets a new leader rebuild its ledger, and a person see where the pods were expected to go.
+// annotationPromise begins the annotation by which the pods of a workload carry what was promised; the rest of the name
+// tells checks apart. By it a new leader rebuilds its ledger, pods are counted as they find their nodes, and a person sees
+// where they were expected to go.
 const annotationPromise = "fleet.lucy.sh/promise-"
 
 // updates gives every pod set the labels and tolerations that all nodes promised to it share, beyond what the pods and their
-// flavors have. Kueue wants them additive: a key that is there already is left alone.
-func updates(w *Workload, used map[string][]*Hint) []kueue.PodSetUpdate {
+// flavors have. Kueue wants them additive: a key that is there already is left alone. Pods some of which have room on nodes
+// that exist get no label, as those nodes need not have it.
+func updates(w *Workload, used map[string][]*Hint, onNodes map[string]int32) []kueue.PodSetUpdate {
 	var out []kueue.PodSetUpdate
 	for i := range w.PodSets {
 		set := &w.PodSets[i]
 		hints := used[set.Name]
-		if len(hints) == 0 {
+		if len(hints) == 0 && onNodes[set.Name] == 0 {
 			continue
 		}
 		u := kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name)}
-		labels := maps.Clone(hints[0].Labels)
-		for _, h := range hints[1:] {
-			maps.DeleteFunc(labels, func(k, v string) bool { return h.Labels[k] != v })
-		}
-		maps.DeleteFunc(labels, func(k, _ string) bool { _, pinned := set.Pinned[k]; return pinned || k == corev1.LabelHostname })
-		if len(labels) > 0 {
+		if onNodes[set.Name] > 0 {
+			u.Tolerations = slices.Clone(set.Lent)
+		} else if labels := shared(hints, set.Pinned); len(labels) > 0 {
 			u.NodeSelector = labels
 		}
 		for _, h := range hints {
-			u.Tolerations = append(u.Tolerations, tolerationsFor(h.Template.Taints, append(slices.Clone(set.Profile.Tolerations), u.Tolerations...))...)
+			u.Tolerations = append(u.Tolerations, tolerationsFor(h.Template.Taints, slices.Concat(set.Profile.Tolerations, u.Tolerations))...)
 		}
 		if len(u.NodeSelector) > 0 || len(u.Tolerations) > 0 {
 			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// shared are the labels that the nodes of all the hints have, without those that are selected already.
+func shared(hints []*Hint, pinned map[string]string) map[string]string {
+	labels := maps.Clone(hints[0].Labels)
+	for _, h := range hints[1:] {
+		maps.DeleteFunc(labels, func(k, v string) bool { return h.Labels[k] != v })
+	}
+	maps.DeleteFunc(labels, func(k, _ string) bool { _, there := pinned[k]; return there || k == corev1.LabelHostname })
+	return labels
+}
+
+// lent are the tolerations that pods of a flavor which chose its nodes by labels get for the taints of those nodes.
+func lent(set *PodSet, hints []Hint) []corev1.Toleration {
+	if !set.Selected {
+		return nil
+	}
+	var out []corev1.Toleration
+	for i := range hints {
+		if meets(&hints[i].Template, &set.Profile) {
+			out = append(out, tolerationsFor(hints[i].Template.Taints, slices.Concat(set.Profile.Tolerations, out))...)
 		}
 	}
 	return out
@@ -72,44 +96,61 @@ func promiseAnnotation(check string) string {
 	return fmt.Sprintf("%s%s-%016x", annotationPromise, check[:38], h.Sum64())
 }
 
-// writePromise puts the promise on the first pod set's update.
-func writePromise(us []kueue.PodSetUpdate, check, podSet string, nodes map[string]int32) []kueue.PodSetUpdate {
-	if len(nodes) == 0 {
-		return us
-	}
-	text, err := json.Marshal(nodes)
-	if err != nil {
-		return us // a map of names to numbers always has a JSON form
-	}
-	return annotate(us, check, podSet, string(text))
+// mark is what the annotation says: whose pod it is, of which set, and on the workload's first set which nodes were
+// promised.
+type mark struct {
+	Workload types.UID        `json:"workload"`
+	PodSet   string           `json:"podSet"`
+	Nodes    map[string]int32 `json:"nodes,omitempty"`
 }
 
-func annotate(us []kueue.PodSetUpdate, check, podSet, text string) []kueue.PodSetUpdate {
-	i := slices.IndexFunc(us, func(u kueue.PodSetUpdate) bool { return string(u.Name) == podSet })
-	if i < 0 {
-		us = append(us, kueue.PodSetUpdate{Name: kueue.PodSetReference(podSet)})
-		i = len(us) - 1
+// writePromise marks the pods of all sets that the check decided about.
+func writePromise(us []kueue.PodSetUpdate, check string, w *Workload, nodes map[string]int32) []kueue.PodSetUpdate {
+	name := promiseAnnotation(check)
+	for i, set := range w.concerned() {
+		m := mark{Workload: w.UID, PodSet: set.Name}
+		if i == 0 {
+			m.Nodes = nodes
+		}
+		text, err := json.Marshal(m)
+		if _, there := set.Annotated[name]; there || err != nil {
+			continue // texts and numbers always have a JSON form
+		}
+		j := slices.IndexFunc(us, func(u kueue.PodSetUpdate) bool { return string(u.Name) == set.Name })
+		if j < 0 {
+			us = append(us, kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name)})
+			j = len(us) - 1
+		}
+		if us[j].Annotations == nil {
+			us[j].Annotations = map[string]string{}
+		}
+		us[j].Annotations[name] = string(text)
 	}
-	if us[i].Annotations == nil {
-		us[i].Annotations = map[string]string{}
-	}
-	us[i].Annotations[promiseAnnotation(check)] = text
 	return us
 }
 
-// readPromise is the inverse of writePromise; nil where there is none.
-func readPromise(us []kueue.PodSetUpdate, check string) map[string]int32 {
+// readPromise is the inverse of writePromise; made is false where there is no mark of the check.
+func readPromise(us []kueue.PodSetUpdate, check string) (nodes map[string]int32, made bool) {
 	for _, u := range us {
-		text, ok := u.Annotations[promiseAnnotation(check)]
-		if !ok {
-			continue
+		m, ok := readMark(u.Annotations[promiseAnnotation(check)])
+		made = made || ok
+		for name, n := range m.Nodes {
+			if n <= 0 {
+				continue
+			}
+			if nodes == nil {
+				nodes = map[string]int32{}
+			}
+			nodes[name] += n
 		}
-		var nodes map[string]int32
-		if json.Unmarshal([]byte(text), &nodes) != nil {
-			return nil
-		}
-		maps.DeleteFunc(nodes, func(_ string, n int32) bool { return n <= 0 })
-		return nodes
 	}
-	return nil
+	return nodes, made
+}
+
+func readMark(text string) (mark, bool) {
+	var m mark
+	if text == "" || json.Unmarshal([]byte(text), &m) != nil {
+		return mark{}, false
+	}
+	return m, true
 }

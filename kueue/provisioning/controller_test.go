@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -334,5 +335,70 @@ func TestClassNameIsOneThatTheAPITakes(t *testing.T) {
 	w.hasCondition("ours", autoscalingv1.Accepted, yes, ReasonAccepted)
 	if err := w.Get(t.Context(), client.ObjectKeyFromObject(pr), pr); err != nil || len(pr.Status.Conditions) > 0 {
 		t.Errorf("a request of another class has conditions %v (error %v)", pr.Status.Conditions, err)
+	}
+}
+
+// Nodes on which the admission check has let a workload pass are not booked, until that workload lets go.
+func TestRoomOfTheOtherDoorIsNotBooked(t *testing.T) {
+	claims := NewClaims()
+	var mu sync.Mutex
+	held := []Holding{{PodSets: []PodSet{set(1, "", "", gpus("8"))}}}
+	claims.Register("other", func(context.Context) ([]Holding, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return held, nil
+	})
+	w := newWorld(t, Options{Claims: claims})
+	w.fleetNode("a", "r1", "8", true)
+	w.provision("train", 1, gpus("8"))
+	w.acknowledge(1)
+	w.eventually("the booking waits for room", func(ctx context.Context) (string, error) {
+		c := w.hasCondition("train", autoscalingv1.Provisioned, no, ReasonWaiting)
+		if c.Message != "room for 0 of 1 pods stands ready" {
+			return c.Message, nil
+		}
+		return "", nil
+	})
+	mu.Lock()
+	held = nil
+	mu.Unlock()
+	w.fleetNode("b", "r1", "1", true) // has the booking looked at
+	w.hasCondition("train", autoscalingv1.Provisioned, yes, ReasonProvisioned)
+	claims.Lock()
+	defer claims.Unlock()
+	booked, err := claims.Others(t.Context(), "other")
+	if err != nil || len(booked) != 1 || len(booked[0].PodSets) != 1 || booked[0].PodSets[0].Count != 1 {
+		t.Errorf("the class says that it holds %+v (%v), want one pod", booked, err)
+	}
+}
+
+// Between a pod's arrival and its binding its room is nobody else's, though the booking is consumed by then.
+func TestConsumedBookingHoldsTheRoomOfPodsWithoutANode(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.fleetNode("a", "r1", "8", true)
+	w.provision("first", 1, gpus("8"))
+	w.acknowledge(1)
+	w.hasCondition("first", autoscalingv1.Provisioned, yes, ReasonProvisioned)
+	pod := w.arrive("first-0", "first", "", gpus("8"))
+	w.hasCondition("first", autoscalingv1.BookingExpired, yes, ReasonConsumed)
+	w.provision("second", 1, gpus("8"))
+	w.acknowledge(2)
+	w.fleetNode("b", "r1", "1", true) // has the booking looked at
+	w.eventually("the second booking waits", func(ctx context.Context) (string, error) {
+		c := w.hasCondition("second", autoscalingv1.Provisioned, no, ReasonWaiting)
+		if c.Message != "room for 0 of 1 pods stands ready" {
+			return c.Message, nil
+		}
+		return "", nil
+	})
+	w.bind(pod, "a")
+	w.fleetNode("c", "r1", "8", true)
+	w.hasCondition("second", autoscalingv1.Provisioned, yes, ReasonProvisioned)
+	var pr autoscalingv1.ProvisioningRequest
+	if err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "second"}, &pr); err != nil {
+		t.Fatal(err)
+	}
+	if got := bookedNodes(pr.Status.ProvisioningClassDetails); len(got) != 1 || got[0] != "c" {
+		t.Errorf("the second booking stands on %v, want c", got)
 	}
 }

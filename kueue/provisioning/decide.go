@@ -13,6 +13,8 @@ import (
 const (
 	// ReasonAccepted: the capacity is being asked for.
 	ReasonAccepted = "CapacityRequested"
+	// ReasonNoQuota: the workload that asks has no quota at the moment, and nothing is asked for.
+	ReasonNoQuota = "NoQuotaReserved"
 	// ReasonWaiting: not all of it is there.
 	ReasonWaiting = "WaitingForCapacity"
 	// ReasonProvisioned: all pods have room on Ready nodes, and the booking holds it.
@@ -34,7 +36,8 @@ const missingGrace = 30 * time.Second
 
 // Terms are the times that hold for one booking.
 type Terms struct {
-	// ProvisionTimeout runs from the creation: what has not come by then makes the request fail.
+	// ProvisionTimeout runs from the creation, or from when the workload that asks got its quota: what has not come by then
+	// makes the request fail.
 	ProvisionTimeout time.Duration
 	// BookingTTL runs from the moment that the request is Provisioned: what no pod has consumed by then is let go.
 	BookingTTL time.Duration
@@ -44,6 +47,10 @@ type Terms struct {
 type Observation struct {
 	Now     time.Time
 	Created time.Time
+	// Quota is since when the workload that asks has had its quota; zero where nobody says.
+	Quota time.Time
+	// NoQuota says that the workload that asks has none: Kueue keeps the request of one that it evicts.
+	NoQuota bool
 	Terms   Terms
 	// Conditions are those of the ProvisioningRequest as it stands.
 	Conditions []metav1.Condition
@@ -103,6 +110,11 @@ func (o Observation) waiting() Decision {
 		}
 		return o.end(autoscalingv1.Failed, ReasonInvalid, o.Missing)
 	}
+	if o.NoQuota {
+		return Decision{Release: o.Held > 0, Active: true, Conditions: []metav1.Condition{
+			condition(autoscalingv1.Provisioned, false, ReasonNoQuota, "the workload holds no quota; nothing is asked for until it does"),
+		}}
+	}
 	missing := o.Total - o.Held - o.HandedOver
 	if missing == 0 && o.Acknowledged == o.Held && o.Placement.Complete() {
 		message := fmt.Sprintf("room for %d pods stands ready on %s; it is held for %s", o.Total,
@@ -112,7 +124,11 @@ func (o Observation) waiting() Decision {
 			Conditions: []metav1.Condition{o.accepted(), condition(autoscalingv1.Provisioned, true, ReasonProvisioned, message)},
 		}
 	}
-	left := o.Terms.ProvisionTimeout - o.Now.Sub(o.Created)
+	since := o.Created
+	if o.Quota.After(since) {
+		since = o.Quota
+	}
+	left := o.Terms.ProvisionTimeout - o.Now.Sub(since)
 	if left <= 0 {
 		return o.end(autoscalingv1.Failed, ReasonTimedOut,
 			fmt.Sprintf("after %s %s; the demand is withdrawn", o.Terms.ProvisionTimeout, o.progress()))

@@ -49,6 +49,19 @@ func TestDecide(t *testing.T) {
 			write:      true, active: true, again: 14 * time.Minute,
 		},
 		{
+			name: "while the workload has no quota nothing is asked for, and nothing fails",
+			in:   waiting(func(o *Observation) { o.NoQuota, o.Now = true, epoch.Add(time.Hour) }),
+			conditions: []condition{{"Provisioned", "False", ReasonNoQuota,
+				"the workload holds no quota; nothing is asked for until it does"}},
+			release: true, active: true,
+		},
+		{
+			name:       "the time to fail starts with the quota",
+			in:         waiting(func(o *Observation) { o.Quota, o.Now = epoch.Add(50*time.Minute), epoch.Add(time.Hour) }),
+			conditions: []condition{accepted, {"Provisioned", "False", ReasonWaiting, "room for 0 of 4 pods stands ready"}},
+			active:     true, again: 5 * time.Minute,
+		},
+		{
 			name: "one that waits says how far it is",
 			in:   waiting(func(o *Observation) { o.Placement.Placed, o.Upcoming = 1, 3 }),
 			conditions: []condition{accepted,

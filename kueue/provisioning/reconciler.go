@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 )
@@ -40,8 +42,12 @@ type Reconciler struct {
 	Defaults  Terms
 	Clock     clock.PassiveClock
 	Recorder  events.EventRecorder
+	// Claims are shared with whoever else promises room on the fleet's nodes.
+	Claims *Claims
 
-	agenda *agenda
+	// workloads says that the cluster has Kueue's.
+	workloads bool
+	agenda    *agenda
 	// bookings are those being written, so that templates are read once.
 	bookings map[types.NamespacedName]Booking
 	// promised are nodes that the cache may not show as booked yet.
@@ -55,6 +61,8 @@ type promise struct {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	r.Claims.Lock()
+	defer r.Claims.Unlock()
 	pr := &autoscalingv1.ProvisioningRequest{}
 	if err := r.Client.Get(ctx, req.NamespacedName, pr); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -91,6 +99,9 @@ func (r *Reconciler) serve(ctx context.Context, pr *autoscalingv1.ProvisioningRe
 	}
 	if o.Terms, err = termsOf(pr, r.Defaults); err != nil {
 		o.Invalid = err.Error()
+	}
+	if o.Quota, o.NoQuota, err = r.quota(ctx, pr); err != nil {
+		return err
 	}
 	var booking Booking
 	if !ended(pr) {
@@ -132,6 +143,42 @@ func (r *Reconciler) serve(ctx context.Context, pr *autoscalingv1.ProvisioningRe
 	}
 	r.agenda.set(client.ObjectKeyFromObject(pr), o.Held, d.Again)
 	return nil
+}
+
+// quota says since when the workload that owns the request has had its quota, and whether it has none. It says nothing of a
+// request that no workload owns.
+func (r *Reconciler) quota(ctx context.Context, pr *autoscalingv1.ProvisioningRequest) (since time.Time, none bool, err error) {
+	owner := workloadOf(pr)
+	if owner == "" || !r.workloads {
+		return since, false, nil
+	}
+	var wl kueue.Workload
+	err = r.Client.Get(ctx, types.NamespacedName{Namespace: pr.Namespace, Name: metav1.GetControllerOfNoCopy(pr).Name}, &wl)
+	if apierrors.IsNotFound(err) || (err == nil && wl.UID != owner) {
+		return since, false, nil // it goes, and the request with it
+	}
+	if err != nil {
+		return since, false, fmt.Errorf("reading the workload of %s/%s: %w", pr.Namespace, pr.Name, err)
+	}
+	if !hasQuota(&wl) {
+		return since, true, nil
+	}
+	return meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved).LastTransitionTime.Time, false, nil
+}
+
+// hasQuota reports whether the workload may ask for capacity.
+func hasQuota(wl *kueue.Workload) bool {
+	return meta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadQuotaReserved) &&
+		!meta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadEvicted)
+}
+
+// workloadOf is the UID of the workload that controls the request; empty for none.
+func workloadOf(o client.Object) types.UID {
+	owner := metav1.GetControllerOfNoCopy(o)
+	if owner == nil || owner.Kind != "Workload" || !strings.HasPrefix(owner.APIVersion, kueue.GroupVersion.Group+"/") {
+		return ""
+	}
+	return owner.UID
 }
 
 // bookingOf gives what the request asks for. Once all is written, the CapacityRequests say it themselves, so that a
@@ -299,6 +346,11 @@ func (r *Reconciler) setStatus(ctx context.Context, pr *autoscalingv1.Provisioni
 func ended(pr *autoscalingv1.ProvisioningRequest) bool {
 	return slices.ContainsFunc([]string{autoscalingv1.Failed, autoscalingv1.BookingExpired, autoscalingv1.CapacityRevoked},
 		func(kind string) bool { return isTrue(pr.Status.Conditions, kind) })
+}
+
+func consumed(pr *autoscalingv1.ProvisioningRequest) bool {
+	c := find(pr.Status.Conditions, autoscalingv1.BookingExpired)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == ReasonConsumed
 }
 
 const (

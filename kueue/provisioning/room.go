@@ -5,7 +5,10 @@ import (
 	"math"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/drover-sh/drover/capacity"
@@ -17,23 +20,56 @@ type Node struct {
 	Labels map[string]string
 	Taints []corev1.Taint
 	Free   capacity.Resources
+	// Ports are the host ports that are taken, as the anti-affinity that a profile makes of them.
+	Ports map[capacity.AntiAffinity]bool
 }
 
-// NodeOf subtracts from a node's allocatable resources what the pods on it request. pods are those bound to the node;
-// ended ones take nothing.
-func NodeOf(n *corev1.Node, pods []corev1.Pod) Node {
+// Daemon is a DaemonSet as room depends on it.
+type Daemon struct {
+	UID types.UID
+	capacity.Daemon
+}
+
+// DaemonsOf reads DaemonSets.
+func DaemonsOf(sets []appsv1.DaemonSet) []Daemon {
+	out := make([]Daemon, 0, len(sets))
+	for i := range sets {
+		if sets[i].DeletionTimestamp == nil {
+			out = append(out, Daemon{sets[i].UID, capacity.DaemonOf(&sets[i])})
+		}
+	}
+	return out
+}
+
+// NodeOf subtracts from a node's allocatable resources what the pods on it request, and what the DaemonSets will whose pods
+// are not there yet. pods are those bound to the node; ended ones take nothing.
+func NodeOf(n *corev1.Node, pods []corev1.Pod, daemons []Daemon) Node {
 	free := capacity.ResourcesOf(n.Status.Allocatable)
 	if _, limited := n.Status.Allocatable[corev1.ResourcePods]; !limited {
 		free[corev1.ResourcePods] = math.MaxInt32
 	}
+	there := map[types.UID]bool{}
+	ports := map[capacity.AntiAffinity]bool{}
 	for i := range pods {
-		if capacity.IsTerminal(&pods[i]) {
+		pod := &pods[i]
+		if capacity.IsTerminal(pod) {
 			continue
 		}
-		requests := resourcehelper.PodRequests(&pods[i], resourcehelper.PodResourcesOptions{})
+		requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 		free = free.Sub(onePod(capacity.ResourcesOf(requests)))
+		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+			there[owner.UID] = true
+		}
+		for _, port := range capacity.HostPortsOf(&pod.Spec) {
+			ports[port] = true
+		}
 	}
-	return Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Free: free}
+	for _, d := range daemons {
+		if !there[d.UID] && d.RunsOn(n.Labels, n.Spec.Taints) {
+			free = free.Sub(onePod(d.Resources))
+		}
+	}
+	return Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Free: free, Ports: ports}
 }
 
 // IsReady reports whether new pods can start on the node: it is Ready and not cordoned.
@@ -55,8 +91,8 @@ func onePod(r capacity.Resources) capacity.Resources {
 }
 
 // Room is the free room of a set of nodes. What is placed or promised is taken from it. It is a plain sum of
-// resources, labels, taints, shared domains and anti-affinity within one booking; ports, volumes and spreading are the
-// scheduler's.
+// resources, labels, taints, host ports, shared domains and anti-affinity within one booking; volumes, spreading and
+// anti-affinity to the pods of others are the scheduler's.
 type Room struct {
 	nodes []*Node
 }
@@ -81,6 +117,8 @@ type Placement struct {
 	// Domain is the value of the topology key that a group was placed in; that of the last group where there are
 	// several.
 	Domain string
+
+	taken []share
 }
 
 // Complete reports whether every pod found room.
@@ -89,33 +127,12 @@ func (p Placement) Complete() bool { return p.Placed >= p.Wanted }
 // Place looks for room for all the pods, groups with a topology key in one domain each. When all find room, the room
 // is taken; otherwise nothing is, and Placed is the best that could be found.
 func (r *Room) Place(sets []PodSet) Placement {
-	p := Placement{}
-	var taken []share
-	// Who has to share a domain has the fewest places to go.
-	for _, g := range groupsOf(sets) {
-		p.Wanted += g.wanted
-		if g.key == "" {
-			shares, placed := fill(r.nodes, g.sets)
-			taken, p.Placed = append(taken, shares...), p.Placed+placed
-			continue
-		}
-		var best int32
-		for _, d := range r.domains(g.key) {
-			shares, placed := fill(d.nodes, g.sets)
-			best = max(best, placed)
-			if placed == g.wanted {
-				taken, p.Domain = append(taken, shares...), d.value
-				break
-			}
-			giveBack(shares)
-		}
-		p.Placed += best
-	}
+	p := r.place(sets)
 	if !p.Complete() {
-		giveBack(taken)
+		p.GiveBack()
 		return p
 	}
-	for _, s := range taken {
+	for _, s := range p.taken {
 		p.Nodes = append(p.Nodes, s.node.Name)
 	}
 	slices.Sort(p.Nodes)
@@ -123,17 +140,78 @@ func (r *Room) Place(sets []PodSet) Placement {
 	return p
 }
 
+// Fit takes room for as many of the pods as find it: of a group with a topology key all or none.
+func (r *Room) Fit(set PodSet) Placement {
+	p := r.place([]PodSet{set})
+	if g := set.Profile.Group; g != nil && g.TopologyKey != "" && !p.Complete() {
+		p.GiveBack()
+		p.Placed = 0
+	}
+	return p
+}
+
+// GiveBack returns the room that the placement took.
+func (p *Placement) GiveBack() {
+	giveBack(p.taken)
+	p.taken, p.Nodes = nil, nil
+}
+
+// place takes room for whatever finds it.
+func (r *Room) place(sets []PodSet) Placement {
+	p := Placement{}
+	// Who has to share a domain has the fewest places to go.
+	for _, g := range groupsOf(sets) {
+		p.Wanted += g.wanted
+		if g.key == "" {
+			shares, placed := fill(r.nodes, g.sets)
+			p.taken, p.Placed = append(p.taken, shares...), p.Placed+placed
+			continue
+		}
+		var best int32
+		for _, d := range r.domains(g.key) {
+			shares, placed := fill(d.nodes, g.sets)
+			best = max(best, placed)
+			if placed == g.wanted {
+				p.taken, p.Domain = append(p.taken, shares...), d.value
+				break
+			}
+			giveBack(shares)
+		}
+		p.Placed += best
+	}
+	return p
+}
+
 // Promise takes room for pods that were promised these nodes, as much as there is: what the pods' own arrival has used
 // up needs no promise.
 func (r *Room) Promise(sets []PodSet, nodes []string) {
+	named := make(map[string]bool, len(nodes))
+	for _, name := range nodes {
+		named[name] = true
+	}
 	var own []*Node
 	for _, n := range r.nodes {
-		if slices.Contains(nodes, n.Name) {
+		if named[n.Name] {
 			own = append(own, n)
 		}
 	}
 	for _, g := range groupsOf(sets) {
 		fill(own, g.sets)
+	}
+}
+
+// Hold takes out of the room what somebody was promised on it. Where no nodes are named the pods may go to any: together if
+// they find room together, else as many as do.
+func (r *Room) Hold(h Holding) {
+	if len(h.Nodes) > 0 {
+		r.Promise(h.PodSets, h.Nodes)
+		return
+	}
+	if p := r.Place(h.PodSets); p.Complete() {
+		return
+	}
+	for _, g := range groupsOf(h.PodSets) {
+		fill(r.nodes, g.sets)
 	}
 }
 
@@ -173,6 +251,9 @@ func fill(nodes []*Node, sets []PodSet) (shares []share, placed int32) {
 		}
 		var places []place
 		for _, n := range nodes {
+			if n.portTaken(p) {
+				continue
+			}
 			if room := fits(n, p, sets[i].Count); room > 0 {
 				places = append(places, place{n, room})
 			}
@@ -212,6 +293,11 @@ func standsApart(taken map[[3]string]bool, p *capacity.Profile, n *Node) bool {
 		}
 	}
 	return true
+}
+
+// portTaken reports whether a pod that is on the node has one of the host ports.
+func (n *Node) portTaken(p *capacity.Profile) bool {
+	return len(n.Ports) > 0 && slices.ContainsFunc(p.AntiAffinity, func(a capacity.AntiAffinity) bool { return n.Ports[a] })
 }
 
 // fits is how many pods of the profile the node carries, at most limit.

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
@@ -30,7 +31,9 @@ import (
 // +kubebuilder:rbac:groups=autoscaling.x-k8s.io,resources=provisioningrequests,verbs=list;watch
 // +kubebuilder:rbac:groups=autoscaling.x-k8s.io,resources=provisioningrequests/status,verbs=patch
 // +kubebuilder:rbac:groups=fleet.lucy.sh,resources=capacityrequests,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=nodes;pods,verbs=list;watch
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=podtemplates,verbs=get
 // +kubebuilder:rbac:groups=scheduling.k8s.io,resources=priorityclasses,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -50,6 +53,7 @@ const (
 	indexBooking  = "provisioning/booking"
 	indexConsumes = "provisioning/consumes"
 	indexNode     = "provisioning/node"
+	indexWorkload = "provisioning/workload"
 )
 
 // Options configure the class.
@@ -62,11 +66,13 @@ type Options struct {
 	// BookingTTL is how long capacity is held for pods that do not come. Default 10 minutes; a request's parameter
 	// BookingSeconds overrides it.
 	BookingTTL time.Duration
+	// Claims are shared with the admission check, if both are served. Default: the class's own.
+	Claims *Claims
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.WithTicker
 }
 
-// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, schedulingv1,
+// SetupWithManager adds the class to mgr. The manager's scheme has to know corev1, appsv1, schedulingv1, Kueue's v1beta2,
 // fleet.lucy.sh/v1alpha1 and autoscaling.x-k8s.io/v1, and its cache has to keep the annotations autoscaling.x-k8s.io/
 // and kueue.x-k8s.io/ of pods.
 //
@@ -98,14 +104,15 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 	r := &Reconciler{
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: opts.Namespace,
 		Defaults: Terms{ProvisionTimeout: opts.ProvisionTimeout, BookingTTL: opts.BookingTTL},
-		Clock:    opts.Clock, Recorder: mgr.GetEventRecorder(controllerName), agenda: agenda,
+		Clock:    opts.Clock, Recorder: mgr.GetEventRecorder(controllerName), Claims: opts.Claims, agenda: agenda,
 		bookings: map[types.NamespacedName]Booking{}, promised: map[types.NamespacedName]promise{},
 	}
+	opts.Claims.Register(controllerName, func(ctx context.Context) ([]Holding, error) { return r.holdings(ctx, "") })
 	ours := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		pr, ok := o.(*autoscalingv1.ProvisioningRequest)
 		return ok && pr.Spec.ProvisioningClassName == ClassName
 	})
-	err := ctrl.NewControllerManagedBy(mgr).Named(controllerName).
+	b := ctrl.NewControllerManagedBy(mgr).Named(controllerName).
 		For(&autoscalingv1.ProvisioningRequest{}, builder.WithPredicates(ours)).
 		Watches(&fleetv1alpha1.CapacityRequest{}, handler.EnqueueRequestsFromMapFunc(bookingOfRequest)).
 		Watches(&corev1.Pod{}, podEvents{agenda}).
@@ -115,9 +122,17 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 				q.Add(reconcile.Request{NamespacedName: e.Object})
 			},
 		})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 1}).
-		Complete(r)
-	if err != nil {
+		WithOptions(controller.Options{MaxConcurrentReconciles: 1})
+	// Requests may be made without Kueue.
+	workload := kueue.SchemeGroupVersion.WithKind("Workload")
+	switch _, err := mgr.GetRESTMapper().RESTMapping(workload.GroupKind(), workload.Version); {
+	case err == nil:
+		r.workloads = true
+		b = b.Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(r.requestsOf), builder.WithPredicates(quotaMoved()))
+	case !meta.IsNoMatchError(err):
+		return fmt.Errorf("looking for %s: %w", workload, err)
+	}
+	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("building controller %s: %w", controllerName, err)
 	}
 	return nil
@@ -133,6 +148,9 @@ func (o *Options) setDefaults() {
 	if o.BookingTTL <= 0 {
 		o.BookingTTL = DefaultBookingTTL
 	}
+	if o.Claims == nil {
+		o.Claims = NewClaims()
+	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -145,6 +163,7 @@ func addIndexes(indexer client.FieldIndexer) error {
 		value  func(client.Object) string
 	}{
 		{&fleetv1alpha1.CapacityRequest{}, indexBooking, func(o client.Object) string { return o.GetLabels()[LabelBooking] }},
+		{&autoscalingv1.ProvisioningRequest{}, indexWorkload, func(o client.Object) string { return string(workloadOf(o)) }},
 		{&corev1.Pod{}, indexConsumes, consumes},
 		{&corev1.Pod{}, indexNode, func(o client.Object) string { return o.(*corev1.Pod).Spec.NodeName }},
 	} {
@@ -175,6 +194,35 @@ func bookingOfRequest(_ context.Context, o client.Object) []reconcile.Request {
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
+}
+
+// requestsOf finds the requests of a workload.
+func (r *Reconciler) requestsOf(ctx context.Context, o client.Object) []reconcile.Request {
+	var list autoscalingv1.ProvisioningRequestList
+	if err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.UnsafeDisableDeepCopy,
+		client.MatchingFields{indexWorkload: string(o.GetUID())}); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Listing the ProvisioningRequests of a workload", "workload", client.ObjectKeyFromObject(o))
+		return nil
+	}
+	var out []reconcile.Request
+	for i := range list.Items {
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return out
+}
+
+// quotaMoved passes a workload that gets quota or loses it.
+func quotaMoved() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return true },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, ok1 := e.ObjectOld.(*kueue.Workload)
+			after, ok2 := e.ObjectNew.(*kueue.Workload)
+			return ok1 && ok2 && hasQuota(before) != hasQuota(after)
+		},
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]

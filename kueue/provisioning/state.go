@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -127,6 +128,11 @@ func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.Provisio
 			return nil
 		}
 	}
+	var daemonSets appsv1.DaemonSetList
+	if err := r.Client.List(ctx, &daemonSets, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("listing DaemonSets: %w", err)
+	}
+	daemons := DaemonsOf(daemonSets.Items)
 	var nodes []Node
 	for i := range list.Items {
 		n := &list.Items[i]
@@ -137,11 +143,19 @@ func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.Provisio
 		if err := r.Client.List(ctx, &pods, client.UnsafeDisableDeepCopy, client.MatchingFields{indexNode: n.Name}); err != nil {
 			return fmt.Errorf("listing the pods on node %s: %w", n.Name, err)
 		}
-		nodes = append(nodes, NodeOf(n, pods.Items))
+		nodes = append(nodes, NodeOf(n, pods.Items, daemons))
 	}
 	room := NewRoom(nodes)
-	if err := r.promise(ctx, pr, room); err != nil {
+	own, err := r.holdings(ctx, pr.UID)
+	if err != nil {
 		return err
+	}
+	others, err := r.Claims.Others(ctx, controllerName)
+	if err != nil {
+		return err
+	}
+	for _, h := range append(own, others...) {
+		room.Hold(h)
 	}
 	o.Placement = room.Place(Outstanding(b.PodSets, state.slots(!held), state.pods))
 	if !o.Placement.Complete() {
@@ -150,15 +164,17 @@ func (r *Reconciler) observeRoom(ctx context.Context, pr *autoscalingv1.Provisio
 	return nil
 }
 
-// promise takes out of the room what other bookings hold.
-func (r *Reconciler) promise(ctx context.Context, pr *autoscalingv1.ProvisioningRequest, room *Room) error {
+// holdings lists what all bookings but one hold. One that is consumed holds on to the room of its pods that have no node
+// yet.
+func (r *Reconciler) holdings(ctx context.Context, except types.UID) ([]Holding, error) {
 	var all autoscalingv1.ProvisioningRequestList
 	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("listing ProvisioningRequests: %w", err)
+		return nil, fmt.Errorf("listing ProvisioningRequests: %w", err)
 	}
+	var out []Holding
 	for i := range all.Items {
 		other := &all.Items[i]
-		if other.UID == pr.UID || other.Spec.ProvisioningClassName != ClassName || ended(other) {
+		if other.UID == except || other.Spec.ProvisioningClassName != ClassName || (ended(other) && !consumed(other)) {
 			continue
 		}
 		nodes := bookedNodes(other.Status.ProvisioningClassDetails)
@@ -172,11 +188,13 @@ func (r *Reconciler) promise(ctx context.Context, pr *autoscalingv1.Provisioning
 		}
 		state, err := r.stateOf(ctx, other)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		room.Promise(Outstanding(state.booking(other).PodSets, state.slots(false), state.pods), nodes)
+		out = append(out, Holding{
+			PodSets: Outstanding(state.booking(other).PodSets, state.slots(false), state.pods), Nodes: nodes,
+		})
 	}
-	return nil
+	return out, nil
 }
 
 // observeUpcoming counts the nodes on their way that one of the pod sets could use.

@@ -98,8 +98,10 @@ func (k *kueueCluster) clean() {
 	ctx, cancel := cleanupContext()
 	defer cancel()
 	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
-	if err := k.client.DeleteAllOf(ctx, &batchv1.Job{}, client.InNamespace(k.ns), background); err != nil {
-		k.t.Error(err)
+	for _, o := range []client.Object{&batchv1.Job{}, &kueue.Workload{}} {
+		if err := k.client.DeleteAllOf(ctx, o, client.InNamespace(k.ns), background); err != nil {
+			k.t.Error(err)
+		}
 	}
 	state, ok := poll(ctx, func(ctx context.Context) (bool, string) {
 		var wls kueue.WorkloadList
@@ -111,7 +113,7 @@ func (k *kueueCluster) clean() {
 	if !ok {
 		k.t.Errorf("workloads stay behind: %s", state)
 	}
-	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{},
+	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &kueue.AdmissionCheck{}, &kueue.ProvisioningRequestConfig{},
 		&fleetv1alpha1.CapacityCheckConfig{}, &fleetv1alpha1.AvailableCapacity{}, &corev1.Node{}} {
 		var opts []client.DeleteAllOfOption
 		if _, ok := o.(*fleetv1alpha1.AvailableCapacity); ok {
@@ -260,8 +262,8 @@ func story(wls map[string]*kueue.Workload) string {
 	return "\n  " + strings.Join(lines, "\n  ")
 }
 
-// admitted waits until exactly so many Jobs' workloads are admitted and every other one holds quota and waits. It returns the
-// names of the former, sorted.
+// admitted waits until exactly so many Jobs' workloads are admitted and every other one holds quota and waits. It returns
+// the names of the former, sorted.
 func (k *kueueCluster) admitted(count int) (names []string, wls map[string]*kueue.Workload) {
 	k.t.Helper()
 	eventually(k.t, fmt.Sprintf("exactly %d are admitted and the others wait", count), func(ctx context.Context) (bool, string) {

@@ -132,15 +132,7 @@ func TestKueueWaits(t *testing.T) {
 		k.availability("gpu", "Low")
 		k.job("waits", 1, "8")
 		k.untilMessage("waits", "5 available, Low, which is below High")
-		var config fleetv1alpha1.CapacityCheckConfig
-		if err := k.client.Get(t.Context(), client.ObjectKey{Name: k.ns}, &config); err != nil {
-			t.Fatal(err)
-		}
-		before := config.DeepCopy()
-		config.Spec.MinAvailability = "Low"
-		if err := k.client.Patch(t.Context(), &config, client.MergeFrom(before)); err != nil {
-			t.Fatal(err)
-		}
+		k.configure(func(c *fleetv1alpha1.CapacityCheckConfigSpec) { c.MinAvailability = "Low" })
 		k.untilAdmitted("waits")
 	})
 
@@ -185,23 +177,7 @@ func TestKueueWaits(t *testing.T) {
 		k.queue(fleetv1alpha1.CapacityCheckConfigSpec{Mode: fleetv1alpha1.CapacityCheckProvision, CheckPeriod: of(time.Second)}, "64", "gpu")
 		k.job("train", 2, "8")
 		k.untilMessage("train", "Ready nodes have room for 0 of 2 pods")
-		requests := func(owner string, n int) {
-			t.Helper()
-			eventually(t, fmt.Sprintf("%d requests are owned by a %s", n, owner), func(ctx context.Context) (bool, string) {
-				var crs fleetv1alpha1.CapacityRequestList
-				if err := k.client.List(ctx, &crs, client.InNamespace(k.ns)); err != nil {
-					return false, err.Error()
-				}
-				have := 0
-				for _, cr := range crs.Items {
-					if len(cr.OwnerReferences) == 1 && cr.OwnerReferences[0].Kind == owner {
-						have++
-					}
-				}
-				return have == n && len(crs.Items) == n, fmt.Sprintf("%d of %d", have, len(crs.Items))
-			})
-		}
-		requests("Workload", 2)
+		k.untilRequests("Workload", 2)
 		for _, name := range []string{"gpu-1", "gpu-2"} {
 			k.node(name, "gpu")
 			if name == "gpu-1" {
@@ -209,15 +185,15 @@ func TestKueueWaits(t *testing.T) {
 			}
 		}
 		k.untilAdmitted("train")
-		requests("Pod", 2) // handed over: nothing is counted twice
+		k.untilRequests("Pod", 2) // handed over: nothing is counted twice
 		k.remove("train")
-		requests("Workload", 0)
+		k.untilRequests("Workload", 0)
 	})
 }
 
 // TestKueueStaysOnAFlavor shows what Kueue does with a check that sends a workload back because its flavor is out of stock:
-// it assigns the same flavor again, as long as there is quota for it. A check has no say in the choice of the flavor, so that a
-// free second flavor is reached only when the first has no quota. What is left to us is to say so.
+// it assigns the same flavor again, as long as there is quota for it. A check has no say in the choice of the flavor, so
+// that a free second flavor is reached only when the first has no quota. What is left to us is to say so.
 func TestKueueStaysOnAFlavor(t *testing.T) {
 	k := startKueue(t, "kueue-flavors")
 	k.hint("reserved", 0)
@@ -347,25 +323,26 @@ func (k *kueueCluster) remove(job string) {
 
 func (k *kueueCluster) availability(hint string, a fleetv1alpha1.Availability) {
 	k.t.Helper()
-	var have fleetv1alpha1.AvailableCapacity
-	if err := k.client.Get(k.t.Context(), client.ObjectKey{Namespace: system, Name: hint}, &have); err != nil {
-		k.t.Fatal(err)
-	}
-	before := have.DeepCopy()
-	have.Spec.Availability = a
-	if err := k.client.Patch(k.t.Context(), &have, client.MergeFrom(before)); err != nil {
-		k.t.Fatal(err)
-	}
+	k.changeHint(hint, func(ac *fleetv1alpha1.AvailableCapacity) { ac.Spec.Availability = a })
 }
 
 // node adds a node of eight GPUs that kwok keeps Ready.
-func (k *kueueCluster) node(name, instanceType string) {
+func (k *kueueCluster) node(name, instanceType string, change ...func(*corev1.Node)) {
 	k.t.Helper()
 	n := builders.Node(name).Label(corev1.LabelInstanceTypeStable, instanceType).Allocatable("cpu", "96", "nvidia.com/gpu", "8", "pods", "110").Obj()
 	n.UID = ""
 	n.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake"}
-	n.Status.Capacity = n.Status.Allocatable // a Node is created with its status; from then on it is kwok's and the controller-manager's
+	for _, c := range change {
+		c(n)
+	}
+	allocatable := n.Status.Allocatable
 	k.create(n)
+	before := n.DeepCopy()
+	before.Status.Allocatable, before.Status.Capacity = nil, nil
+	n.Status.Allocatable, n.Status.Capacity = allocatable, allocatable
+	if err := k.client.Status().Patch(k.t.Context(), n, client.MergeFrom(before)); err != nil {
+		k.t.Fatal(err)
+	}
 }
 
 // events are the notes of the namespace's Events.

@@ -29,6 +29,8 @@ const (
 	DefaultBackstopQPS            = 200
 	DefaultBackstopBurst          = 400
 	DefaultBackstopDelay          = 5 * time.Second
+	DefaultProvisionTimeout       = 15 * time.Minute
+	DefaultBookingTTL             = 10 * time.Minute // what the cluster autoscaler gives its own classes
 	DefaultLeaseDuration          = 15 * time.Second
 	DefaultRenewDeadline          = 10 * time.Second
 	DefaultRetryPeriod            = 2 * time.Second
@@ -71,6 +73,9 @@ func (c *ManagerConfiguration) Default() {
 	setDefault(&c.Backstop.Burst, DefaultBackstopBurst)
 	setDuration(&c.Backstop.Delay, DefaultBackstopDelay)
 
+	setDuration(&c.Kueue.ProvisionTimeout, DefaultProvisionTimeout)
+	setDuration(&c.Kueue.BookingTTL, DefaultBookingTTL)
+
 	setTrue(&c.LeaderElection.LeaderElect)
 	setDuration(&c.LeaderElection.LeaseDuration, DefaultLeaseDuration)
 	setDuration(&c.LeaderElection.RenewDeadline, DefaultRenewDeadline)
@@ -101,6 +106,7 @@ func (c *ManagerConfiguration) Validate() field.ErrorList {
 	errs = append(errs, c.RollUp.validate(field.NewPath("rollUp"))...)
 	errs = append(errs, c.Reclaim.validate(field.NewPath("reclaim"))...)
 	errs = append(errs, c.Backstop.validate(field.NewPath("backstop"))...)
+	errs = append(errs, c.Kueue.validate(field.NewPath("kueue"))...)
 	return append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
 }
 
@@ -162,6 +168,11 @@ func (c *BackstopConfig) validate(path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, between(path.Child("burst"), c.Burst, 1, maxWriterBurst)...)
 	return append(errs, atLeast(path.Child("delay"), c.Delay, 0)...)
+}
+
+func (c *KueueConfig) validate(path *field.Path) field.ErrorList {
+	errs := atLeast(path.Child("provisionTimeout"), c.ProvisionTimeout, time.Second)
+	return append(errs, atLeast(path.Child("bookingTTL"), c.BookingTTL, time.Second)...)
 }
 
 func (c *LeaderElectionConfig) validate(path *field.Path) field.ErrorList {

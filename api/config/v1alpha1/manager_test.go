@@ -40,6 +40,8 @@ func TestManagerConfigurationIsValidated(t *testing.T) {
 		{"concurrency", "rollUp: {acknowledgeConcurrency: -3}", []string{"rollUp.acknowledgeConcurrency", "-3"}},
 		{"drains", "reclaim: {maxConcurrentDrains: -1}", []string{"reclaim.maxConcurrentDrains", "-1"}},
 		{"deadline", "reclaim: {drainDeadline: 1ms}", []string{"reclaim.drainDeadline", "1ms"}},
+		{"Kueue wait", "kueue: {provisionTimeout: 1ms}", []string{"kueue.provisionTimeout", "1ms"}},
+		{"Kueue hold", "kueue: {bookingTTL: 0s}", []string{"kueue.bookingTTL", "0s"}},
 		{"lease", "leaderElection: {leaseDuration: 5s}", []string{"leaderElection.leaseDuration", "5s", "renewDeadline"}},
 		{"rate", "backstop: {qps: -1}", []string{"backstop.qps", "-1"}},
 		{"namespaces", "backstop: {namespaces: [ok, Bad_]}", []string{"backstop.namespaces[1]", "Bad_"}},

@@ -92,6 +92,12 @@ type KueueConfig struct {
 	// Enabled turns on the admission check fleet.lucy.sh/available-capacity and, where the cluster has ProvisioningRequests,
 	// the class capacity.fleet.lucy.sh. Kueue's CRDs have to be installed. Default false.
 	Enabled bool `json:"enabled,omitempty"`
+	// ProvisionTimeout is how long a ProvisioningRequest may wait for capacity before it fails. Default 15m; its parameter
+	// ValidUntilSeconds overrides it.
+	ProvisionTimeout *metav1.Duration `json:"provisionTimeout,omitempty"`
+	// BookingTTL is how long the capacity of a ProvisioningRequest is held for pods that do not come. Default 10m; its
+	// parameter BookingSeconds overrides it.
+	BookingTTL *metav1.Duration `json:"bookingTTL,omitempty"`
 }
 
 // LeaderElectionConfig configures leader election by a Lease.

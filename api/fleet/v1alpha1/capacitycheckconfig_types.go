@@ -12,7 +12,7 @@ import (
 type CapacityCheckMode string
 
 const (
-	// CapacityCheckHint admits when AvailableCapacity says that the nodes can be had.
+	// CapacityCheckHint admits when Ready nodes have room, or AvailableCapacity says that the nodes can be had.
 	CapacityCheckHint CapacityCheckMode = "Hint"
 	// CapacityCheckProvision asks for the nodes by CapacityRequests and admits when they are Ready.
 	CapacityCheckProvision CapacityCheckMode = "Provision"
