@@ -62,9 +62,9 @@ verify: tools ## Fail when generated files, go.mod or formatting are stale
 generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
 	$(TOOLS)/controller-gen object paths=./api/...
-	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... output:crd:dir=manifests/crd/bases
+	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... paths=./api/loadbalance/... output:crd:dir=manifests/crd/bases
 	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/... paths=./demand/... output:rbac:dir=manifests/scheduler
-	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
+	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/rollup/... paths=./controllers/backstop/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
 	$(TOOLS)/controller-gen rbac:roleName=drover-manager-kueue paths=./kueue/... output:rbac:dir=manifests/kueue
 	$(TOOLS)/controller-gen rbac:roleName=drover-autoscaler paths=./autoscaler/... output:rbac:dir=manifests/autoscaler
 
