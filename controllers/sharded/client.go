@@ -72,7 +72,7 @@ func (c *guardedClient) do(ctx context.Context, w write) error {
 		}
 		return fmt.Errorf("%s %s %s: %w", w.verb, w.gvk.Kind, w.key, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.policy.RequestTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, jobKey{}, j), e.policy.RequestTimeout)
 	defer cancel()
 	err = w.send(ctx)
 	res := result{kind: k, later: d != nil, err: err}

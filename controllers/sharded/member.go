@@ -265,7 +265,7 @@ func (e *member) purge(p sharding.Purge) {
 func (e *member) fetch(f sharding.Fetch) {
 	k := e.kinds[f.Resource]
 	for _, s := range slices.Clone(k.streams) {
-		s.drop(f.VNs)
+		s.yield(f.VNs)
 	}
 	s := newStream(e, k)
 	s.fetch, s.left = f, f.VNs

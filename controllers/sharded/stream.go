@@ -121,8 +121,12 @@ func (s *stream) begin(delay time.Duration) {
 		s.member.listFailed(s, context.Canceled)
 		return
 	}
-	s.member.recordListed(s)
-	objs, version, err := s.listAll()
+	vns := s.member.narrow(s)
+	if vns.Empty() {
+		s.member.listFailed(s, context.Canceled)
+		return
+	}
+	objs, version, err := s.listAll(vns)
 	if err != nil {
 		s.member.listFailed(s, err)
 		return
@@ -131,8 +135,8 @@ func (s *stream) begin(delay time.Duration) {
 	s.follow()
 }
 
-func (s *stream) listAll() ([]client.Object, sharding.Version, error) {
-	selector, err := selectorFor(s.member.buckets, s.fetch.VNs)
+func (s *stream) listAll(vns sharding.Set) ([]client.Object, sharding.Version, error) {
+	selector, err := selectorFor(s.member.buckets, vns)
 	if err != nil {
 		return nil, "", err
 	}
@@ -225,9 +229,14 @@ func (s *stream) vns() sharding.Set {
 	return vns
 }
 
-// drop takes vns out of the stream, and stops it when nothing is left.
-func (s *stream) drop(vns sharding.Set) {
+// yield leaves vns to a later list, and stops the stream when nothing is left.
+func (s *stream) yield(vns sharding.Set) {
 	s.left = s.left.Minus(vns)
+	s.drop(vns)
+}
+
+// drop ends the watch of vns. A list that is under way still counts for them: they may be wanted again when it is done.
+func (s *stream) drop(vns sharding.Set) {
 	for i := range s.parts {
 		s.parts[i].vns = s.parts[i].vns.Minus(vns)
 	}
@@ -301,14 +310,16 @@ func (e *member) resumeAt(s *stream) (sharding.Set, sharding.Version) {
 	return s.vns(), first
 }
 
-// recordListed records that a list begins.
-func (e *member) recordListed(s *stream) {
+// narrow returns what a list that is about to begin is for: later ones may have taken over a part of it.
+func (e *member) narrow(s *stream) sharding.Set {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s.life.Err() == nil {
-		e.metrics.lists(string(s.kind.resource)).Inc()
-		e.rec(history.Record{Kind: history.Listed, Resource: s.kind.resource, VNs: s.fetch.VNs})
+	if s.life.Err() != nil || s.left.Empty() {
+		return nil
 	}
+	e.metrics.lists(string(s.kind.resource)).Inc()
+	e.rec(history.Record{Kind: history.Listed, Resource: s.kind.resource, VNs: s.left})
+	return s.left
 }
 
 // sleep waits, and reports whether ctx still lives.

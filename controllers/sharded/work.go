@@ -16,11 +16,12 @@ import (
 // A job is the right to read and write on behalf of one Virtual Node: that of a reconcile, or of a single write outside
 // of one. Reconcile's context carries it.
 type job struct {
-	member *member
-	ticket sharding.Ticket
-	kind   *kind
-	key    string // of the object that is reconciled; "" outside of a reconcile
-	life   context.Context
+	member  *member
+	ticket  sharding.Ticket
+	session string
+	kind    *kind
+	key     string // of the object that is reconciled; "" outside of a reconcile
+	life    context.Context
 
 	// The member's lock guards what follows.
 	deletions int // that have not been seen by the watch
@@ -43,6 +44,15 @@ type jobKey struct{}
 func jobFrom(ctx context.Context) *job {
 	j, _ := ctx.Value(jobKey{}).(*job)
 	return j
+}
+
+// SessionOf returns the session of the reconcile, or single write, that ctx belongs to, "" if it belongs to none. Every
+// guarded request carries such a context, so that a RoundTripper can tell whose write it sends.
+func SessionOf(ctx context.Context) string {
+	if j := jobFrom(ctx); j != nil {
+		return j.session
+	}
+	return ""
 }
 
 // begin starts a reconcile of the object, if it is one to be reconciled here and now.
@@ -74,7 +84,7 @@ func (e *member) beginIn(k *kind, vn sharding.VirtualNode) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &job{member: e, ticket: ticket, kind: k, life: e.life}, nil
+	return &job{member: e, ticket: ticket, session: e.m.Session(), kind: k, life: e.life}, nil
 }
 
 // end gives the right back, at once or when the deletions of the job have been seen. forget tells that a deleted object
