@@ -105,7 +105,7 @@ type WatchGroupSpec struct {
 
 	// Lease is how long members act on their Leases, and how long the others wait.
 	// +optional
-	// +kubebuilder:default={}
+	// +kubebuilder:default={leaseDuration:"15s",renewDeadline:"9s",retryPeriod:"2s",requestTimeout:"5s"}
 	Lease LeaseParameters `json:"lease,omitempty"`
 
 	// NewcomerGrace is how long a member that has just come takes over only what has to move anyway. In a rolling update
@@ -149,7 +149,7 @@ type LeaseParameters struct {
 	// LeaseDuration is how long after the last renewal a member counts as stopped. Whole seconds, as a Lease holds them.
 	// +optional
 	// +kubebuilder:default="15s"
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('1h') && duration(string(duration(self).getSeconds()) + 's') == duration(self)",message="must be whole seconds, at least 1s and at most 1h"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('1h') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds, at least 1s and at most 1h"
 	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"`
 
 	// RenewDeadline is how long a member acts after it has sent the last renewal that succeeded.

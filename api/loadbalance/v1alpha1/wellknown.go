@@ -5,11 +5,12 @@ const (
 	// selectors; nothing is decided by it.
 	LabelWatchGroup = "loadbalance.k8s.io/watch-group"
 
-	// AnnotationPodName and AnnotationPodUID say on a member's Lease in which Pod the session runs that holds it, so
-	// that the coordinator can see that Pod become unready, or end. AnnotationContainer names the container. A member
-	// that runs outside a Pod leaves them out.
-	AnnotationPodName   = "loadbalance.k8s.io/pod-name"
-	AnnotationPodUID    = "loadbalance.k8s.io/pod-uid"
+	// AnnotationPodName says on a member's Lease in which Pod the session runs that holds it, so that the coordinator can
+	// see that Pod become unready, or end. A member that runs outside a Pod leaves it and the next two out.
+	AnnotationPodName = "loadbalance.k8s.io/pod-name"
+	// AnnotationPodUID is that Pod's UID.
+	AnnotationPodUID = "loadbalance.k8s.io/pod-uid"
+	// AnnotationContainer is the name of the container.
 	AnnotationContainer = "loadbalance.k8s.io/container"
 
 	// AnnotationWeight says on a member's Lease how large its share is relative to the others', as a positive integer.
