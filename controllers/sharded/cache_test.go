@@ -16,6 +16,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/drover-sh/drover/sharding"
 	"github.com/drover-sh/drover/sharding/history"
@@ -745,6 +746,10 @@ func TestFencedMemberStops(t *testing.T) {
 	}
 	if _, err := r.m.begin(k, key); !isFenced(err) {
 		t.Fatalf("reconcile after renewDeadline: %v, want ErrFenced", err)
+	}
+	g := &guardedReconciler{kind: k}
+	if res, err := g.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil || res.RequeueAfter == 0 {
+		t.Fatalf("request of a fenced member: %+v, %v, want it to stay in the queue", res, err)
 	}
 	if !r.m.expired() {
 		t.Fatal("the session has not expired")

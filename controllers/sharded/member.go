@@ -466,13 +466,11 @@ func (e *member) waitForEvents(r sharding.Resource) {
 	life := e.life
 	e.after(behindPatience, func() {
 		e.patient[r] = false
-		if life.Err() == nil {
-			if still := behind.Intersect(e.m.Behind(r)); !still.Empty() {
-				e.lose(r, still)
-			} else {
-				e.pump()
-			}
+		if still := behind.Intersect(e.m.Behind(r)); life.Err() == nil && !still.Empty() {
+			e.lose(r, still)
+			return
 		}
+		e.pump() // others may be behind by now
 	})
 }
 

@@ -27,12 +27,13 @@ import (
 	"github.com/drover-sh/drover/sharding/wire"
 )
 
-// What a member reads and writes beside its controllers' kinds, all in the WatchGroup's namespace.
+// What a member reads and writes beside its controllers' kinds, all in the WatchGroup's namespace. Leases and slices are named
+// after the members, which come and go, so that no names can stand here.
 //
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups,verbs=get,namespace=system,roleName=member
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices,verbs=get;list;watch,namespace=system,roleName=member
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices/status,verbs=update,namespace=system,roleName=member
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update,namespace=system,roleName=member
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=watchgroups,verbs=get
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=virtualnodeslices,verbs=get;list;watch
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=virtualnodeslices/status,verbs=update
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fleet-system,resources=leases,verbs=get;create;update
 
 // run keeps the process a member of the group until ctx ends, and then leaves.
 func (g *Group) run(ctx context.Context) error {
@@ -62,15 +63,14 @@ func (g *Group) run(ctx context.Context) error {
 	background.Go(func() { e.resyncs.run(ctx) })
 	select {
 	case <-ctx.Done():
+		g.askToLeave()
 	case <-g.leave:
-		g.relieve()
-		close(g.left)
-		<-ctx.Done()
 	}
 	if g.options.LeaveTimeout > 0 {
-		g.askToLeave()
 		g.relieve()
 	}
+	close(g.left)
+	<-ctx.Done()
 	session := e.session()
 	e.stop()
 	stop()
@@ -226,8 +226,7 @@ func (k *leaseKeeper) step(ctx context.Context) (again bool) {
 
 func (k *leaseKeeper) acquire(ctx context.Context) bool {
 	e := k.member
-	lease := &coordinationv1.Lease{}
-	err := k.client.Get(ctx, k.key, lease)
+	lease, err := k.read(ctx)
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
 		e.log.V(1).Info("lease not read", "error", err.Error())
@@ -264,6 +263,11 @@ func (k *leaseKeeper) acquire(ctx context.Context) bool {
 	k.acquired, k.lease = true, lease
 	e.renewed(session, sentAt)
 	return false
+}
+
+func (k *leaseKeeper) read(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	return lease, k.client.Get(ctx, k.key, lease)
 }
 
 func (k *leaseKeeper) fill(lease *coordinationv1.Lease, session string) {
@@ -312,8 +316,8 @@ func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 		return false
 	case apierrors.IsConflict(err):
 		// Somebody has written the Lease: an earlier renewal of ours whose answer was lost, or who revoked it.
-		current := &coordinationv1.Lease{}
-		if err := k.client.Get(ctx, k.key, current); err != nil && !apierrors.IsNotFound(err) {
+		current, err := k.read(ctx)
+		if err != nil && !apierrors.IsNotFound(err) {
 			return false
 		} else if err == nil && ptr.Deref(current.Spec.HolderIdentity, "") == session {
 			k.lease = current
@@ -351,8 +355,7 @@ func (k *leaseKeeper) release(session string) {
 			}
 			return
 		}
-		lease = &coordinationv1.Lease{}
-		if err := k.client.Get(ctx, k.key, lease); err != nil {
+		if lease, err = k.read(ctx); err != nil {
 			return
 		}
 	}

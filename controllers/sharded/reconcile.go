@@ -24,10 +24,13 @@ func (g *guardedReconciler) Reconcile(ctx context.Context, req reconcile.Request
 		key.Namespace = ""
 	}
 	j, err := g.kind.member.begin(g.kind, key)
-	if errors.Is(err, errNotStarted) {
+	switch {
+	case errors.Is(err, errNotStarted):
 		return reconcile.Result{}, err
-	}
-	if err != nil {
+	case errors.Is(err, ErrFenced):
+		// The answer to a renewal may be under way. If it never comes, the session ends and the request is dropped.
+		return reconcile.Result{RequeueAfter: g.kind.member.policy.RetryPeriod}, nil
+	case err != nil:
 		ctrllog.FromContext(ctx).V(1).Info("request dropped", "reason", err.Error())
 		return reconcile.Result{}, nil
 	}
