@@ -102,9 +102,16 @@ func TestADeletedLeaseIsWaitedForLikeAnExpiry(t *testing.T) {
 	k.join("a", nil)
 	b := k.join("b", nil)
 	k.share(map[string]int{"a": 50, "b": 50})
-	if err := c.Delete(t.Context(), b.readLease()); err != nil {
+	lease := b.readLease()
+	if err := c.Delete(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "b begins a new session", func() string {
+		if now := holder(b.readLeaseIfAny()); now == "" || now == holder(lease) {
+			return now
+		}
+		return ""
+	})
 	// b comes back under a new session, and nobody clashed (see newCast).
 	k.share(map[string]int{"a": 50, "b": 50})
 	k.quiet(2)
