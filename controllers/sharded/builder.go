@@ -116,7 +116,8 @@ func (b *Builder) Build(r reconcile.Reconciler) (controller.Controller, error) {
 		return nil, fmt.Errorf("controller of %s: no reconciler", root.resource)
 	}
 	b.options.NeedLeaderElection = ptr.To(false)
-	b.inner.WatchesRawSource(source.Func(func(ctx context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	b.inner.WatchesRawSource(source.Func(func(_ context.Context,
+		q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		return root.member.resyncs.add(root, q)
 	}))
 	return b.inner.WithOptions(b.options).Build(&guardedReconciler{inner: r, kind: root})

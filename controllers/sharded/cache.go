@@ -67,7 +67,8 @@ func (c *groupCache) List(ctx context.Context, list client.ObjectList, opts ...c
 }
 
 // GetInformer implements cache.Informers.
-func (c *groupCache) GetInformer(ctx context.Context, obj client.Object, opts ...cache.InformerGetOption) (cache.Informer, error) {
+func (c *groupCache) GetInformer(ctx context.Context, obj client.Object, opts ...cache.InformerGetOption) (
+	cache.Informer, error) {
 	k, err := c.kindOf(obj)
 	if err != nil {
 		return nil, err

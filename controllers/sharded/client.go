@@ -212,7 +212,8 @@ type guardedSubResource struct {
 }
 
 // Create implements client.SubResourceWriter.
-func (s guardedSubResource) Create(ctx context.Context, obj, sub client.Object, opts ...client.SubResourceCreateOption) error {
+func (s guardedSubResource) Create(ctx context.Context, obj, sub client.Object,
+	opts ...client.SubResourceCreateOption) error {
 	w, err := s.client.of("create "+s.name+" of", obj, func(ctx context.Context) error {
 		return s.writer.Create(ctx, obj, sub, opts...)
 	})
@@ -242,7 +243,8 @@ func (s guardedSubResource) Update(ctx context.Context, obj client.Object, opts 
 }
 
 // Patch implements client.SubResourceWriter.
-func (s guardedSubResource) Patch(ctx context.Context, obj client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+func (s guardedSubResource) Patch(ctx context.Context, obj client.Object, p client.Patch,
+	opts ...client.SubResourcePatchOption) error {
 	w, err := s.client.of("patch "+s.name+" of", obj, func(ctx context.Context) error {
 		return s.writer.Patch(ctx, obj, p, opts...)
 	})
@@ -260,7 +262,8 @@ func (s guardedSubResource) Patch(ctx context.Context, obj client.Object, p clie
 }
 
 // Apply implements client.SubResourceWriter.
-func (s guardedSubResource) Apply(ctx context.Context, config runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+func (s guardedSubResource) Apply(ctx context.Context, config runtime.ApplyConfiguration,
+	opts ...client.SubResourceApplyOption) error {
 	w, err := ofApply("apply "+s.name+" of", config, func(ctx context.Context) error {
 		return s.writer.Apply(ctx, config, opts...)
 	})

@@ -106,7 +106,8 @@ func (r *reader) get(ctx context.Context, k *kind, key client.ObjectKey, out cli
 
 // getLive asks the API server, where the cache cannot tell: what is not the member's may exist all the same, and what
 // the cache does not show may have been created a moment ago, or stand in a Virtual Node that nobody expected.
-func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, owned bool, out client.Object, opts ...client.GetOption) error {
+func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, owned bool, out client.Object,
+	opts ...client.GetOption) error {
 	e := r.member
 	if r.refuse && !owned {
 		return fmt.Errorf("get %s %s: %w", k.resource, key, ErrNotOwned)

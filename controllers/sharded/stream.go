@@ -68,7 +68,8 @@ func (s clientSource) list(ctx context.Context, selector labels.Selector, token 
 	return p, nil
 }
 
-func (s clientSource) watch(ctx context.Context, selector labels.Selector, version sharding.Version) (watch.Interface, error) {
+func (s clientSource) watch(ctx context.Context, selector labels.Selector, version sharding.Version) (
+	watch.Interface, error) {
 	return s.client.Watch(ctx, s.newList(), &client.ListOptions{LabelSelector: selector, Raw: &metav1.ListOptions{
 		ResourceVersion: string(version), AllowWatchBookmarks: true,
 	}})
