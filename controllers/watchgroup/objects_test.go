@@ -480,7 +480,7 @@ func TestObjectsThatStayUnlabelledAreReported(t *testing.T) {
 	}
 	e.process = start(t, apiServer, Options{Coordinate: true, Backfill: true})
 	cut := func(req *http.Request) error {
-		if strings.Contains(req.URL.Path, "/parents/") {
+		if strings.Contains(req.URL.Path, "/example.com/") {
 			return errors.New("it does not get through")
 		}
 		return nil

@@ -2,6 +2,7 @@ package watchgroup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -161,6 +162,9 @@ type traffic struct {
 	cut   atomic.Pointer[func(*http.Request) error]
 }
 
+// errAnswerLost, from traffic.cut, lets a request land and loses its answer.
+var errAnswerLost = errors.New("connection reset by peer")
+
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
@@ -170,12 +174,17 @@ func (w *traffic) wrap(next http.RoundTripper) http.RoundTripper {
 		if req.Method == http.MethodGet {
 			return next.RoundTrip(req)
 		}
+		var lost error
 		if cut := w.cut.Load(); cut != nil {
-			if err := (*cut)(req); err != nil {
-				return nil, err
+			if lost = (*cut)(req); lost != nil && !errors.Is(lost, errAnswerLost) {
+				return nil, lost
 			}
 		}
 		res, err := next.RoundTrip(req)
+		if lost != nil && err == nil {
+			res.Body.Close()
+			return nil, lost
+		}
 		if err == nil && res.StatusCode < 300 {
 			w.mu.Lock()
 			w.count[req.Method+" "+req.URL.Path]++
@@ -188,7 +197,17 @@ func (w *traffic) wrap(next http.RoundTripper) http.RoundTripper {
 // start runs a coordinator on the API server.
 func start(t *testing.T, config *rest.Config, o Options, changeManager ...func(*ctrl.Options)) *process {
 	t.Helper()
+	return startCut(t, config, o, nil, changeManager...)
+}
+
+// startCut runs a coordinator of whose writes some fail from the beginning.
+func startCut(t *testing.T, config *rest.Config, o Options, cut func(*http.Request) error,
+	changeManager ...func(*ctrl.Options)) *process {
+	t.Helper()
 	p := &process{done: make(chan struct{}), writes: &traffic{count: make(map[string]int)}}
+	if cut != nil {
+		p.writes.cut.Store(&cut)
+	}
 	var err error
 	if p.metrics, err = NewMetrics(prometheus.NewRegistry()); err != nil {
 		t.Fatal(err)
