@@ -23,13 +23,14 @@ import (
 	"github.com/drover-sh/drover/sharding/wire"
 )
 
-// What a member reads and writes beside its controllers' kinds, all in the WatchGroup's namespace. Leases and slices are
-// named after the members, which come and go, so that no names can stand here.
+// What a member reads and writes beside its controllers' kinds, all in the WatchGroup's namespace: the ClusterRole of
+// manifests/watchgroup/member_role.yaml, bound there. Leases and slices are named after the members, which come and go,
+// so that no names can stand here.
 //
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=watchgroups,verbs=get
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=virtualnodeslices,verbs=get;list;watch
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,namespace=fleet-system,resources=virtualnodeslices/status,verbs=update
-// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fleet-system,resources=leases,verbs=get;create;update
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups,verbs=get
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices,verbs=get;list;watch
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices/status,verbs=update
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;create;update
 
 // run keeps the process a member of the group until ctx ends, and then leaves.
 func (g *Group) run(ctx context.Context) error {
