@@ -53,13 +53,14 @@ var arrows = map[string][]string{
 	"autoscaler":              {"capacity", "queue", "sharding", "api", "transport"},
 	"playground":              {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "internal"},
 	"cmd":                     {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
+	"examples":                {"api", "sharding", "controllers/sharded"},
 	"internal":                {"api", "capacity", "sharding", "demand", "transport", "controllers", "kueue"},
 	"internal/controlplane":   {"internal/process"},
 	"internal/process":        {},
 	"internal/builders":       {"api"},
 	"internal/house":          {},
 	"hack":                    {},
-	"test":                    {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
+	"test":                    {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "examples", "internal"},
 	"bench":                   {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
 }
 
