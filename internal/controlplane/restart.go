@@ -41,7 +41,7 @@ func (cp *ControlPlane) RestartAPIServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return cp.apiServer.WaitReady(ctx, cp.config.Host+"/readyz")
+	return cp.apiServer.WaitReady(ctx, strings.TrimSuffix(cp.config.Host, "/")+"/readyz")
 }
 
 // endFirstAPIServer kills the process that envtest has started, and returns its arguments.
