@@ -2,6 +2,7 @@ package sharded
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -563,6 +564,30 @@ func TestStreamsAreJoined(t *testing.T) {
 	r.check()
 }
 
+func TestListStillCountsForWhatWentAndCameBack(t *testing.T) {
+	r := newRig(t, testV, 1)
+	defer r.m.stop()
+	one := sharding.SetOf(1)
+	r.script.write(parents, "p1", 1, nil)
+	r.prefetch(one)
+	r.settled()
+	release := r.script.holdLists()
+	defer release()
+	r.script.endWatches(true)
+	eventually(t, "the second list", func() error {
+		r.script.mu.Lock()
+		defer r.script.mu.Unlock()
+		if n := r.script.lists[parents]; n != 2 {
+			return fmt.Errorf("%d lists", n)
+		}
+		return nil
+	})
+	r.withdraw(one)
+	r.prefetch(one)
+	release()
+	r.settled()
+}
+
 func TestVersionThatNoWatchNamesIsListed(t *testing.T) {
 	r := newRig(t, testV, 1)
 	defer r.m.stop()
@@ -620,6 +645,51 @@ func TestReadsWaitForTheBarrierOnly(t *testing.T) {
 		t.Fatalf("%d objects listed, want all 40", n)
 	}
 }
+
+func TestRefusedReadsOfAReconcile(t *testing.T) {
+	r := newRig(t, testV, 1)
+	defer r.m.stop()
+	r.script.write(parents, "p1", 1, nil)
+	r.grant(sharding.SetOf(1), nil)
+	r.settled()
+	k := r.m.kinds[parents]
+	j, err := r.m.begin(k, client.ObjectKey{Namespace: "default", Name: "p1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, label string
+		refuse      bool
+		want        error
+	}{
+		{"of another member", "2", true, ErrNotOwned},
+		{"of another member, by default", "2", false, nil},
+		{"of this member, not cached yet", "1", true, nil},
+		{"of nobody", "", true, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rd := &reader{member: r.m, live: answers{tc.label}, slots: make(chan struct{}, 1), refuse: tc.refuse}
+			ctx := context.WithValue(t.Context(), jobKey{}, j)
+			err := rd.get(ctx, k, client.ObjectKey{Namespace: "default", Name: "x"}, &corev1.ConfigMap{})
+			if !errors.Is(err, tc.want) || (tc.want == nil && err != nil) {
+				t.Errorf("%v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// answers finds every object, with a label of its own choice.
+type answers struct{ vn string }
+
+func (a answers) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	obj.SetNamespace(key.Namespace)
+	obj.SetName(key.Name)
+	obj.SetResourceVersion("1000")
+	obj.SetLabels(map[string]string{sharding.LabelVirtualNode: a.vn})
+	return nil
+}
+
+func (a answers) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
 
 // noReads fails the test when something is read live.
 type noReads struct{ t *testing.T }

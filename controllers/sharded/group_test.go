@@ -177,6 +177,9 @@ func (w *world) shared(members ...*participant) {
 		total := 0
 		for _, p := range members {
 			e := p.group.member
+			if e.serving() != nil {
+				return fmt.Errorf("%s: %w", p.name, e.serving())
+			}
 			e.mu.RLock()
 			owned, ready, moving := e.m.Owned().Len(), e.ready.Len(), e.slice.Moving()
 			e.mu.RUnlock()
@@ -245,11 +248,13 @@ func TestMembersComeAndGo(t *testing.T) {
 	// Somebody writes all the time from here on.
 	stop, writing := make(chan struct{}), sync.WaitGroup{}
 	writing.Go(func() {
+		pace := time.NewTicker(10 * time.Millisecond)
+		defer pace.Stop()
 		for i := 0; ; i++ {
 			select {
 			case <-stop:
 				return
-			default:
+			case <-pace.C:
 				w.user(fmt.Sprintf("p%d", i%n), 2)
 			}
 		}

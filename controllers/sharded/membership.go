@@ -84,9 +84,10 @@ func (g *Group) relieve() {
 	e := g.member
 	deadline := time.NewTimer(g.options.LeaveTimeout)
 	defer deadline.Stop()
-	for changed := e.askToLeave(); ; {
-		var done bool
-		if done, changed = e.relieved(); done {
+	e.askToLeave()
+	for {
+		done, changed := e.relieved()
+		if done {
 			return
 		}
 		select {
@@ -98,13 +99,12 @@ func (g *Group) relieve() {
 	}
 }
 
-func (e *member) askToLeave() <-chan struct{} {
+func (e *member) askToLeave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.m.Leave()
 	e.leaving = true
 	e.pump()
-	return e.changed
 }
 
 // relieved reports whether the member has nothing left, and has said so; or whether nobody can take anything from it,

@@ -135,7 +135,18 @@ func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, own
 		e.recordRead(j, k, key, vn, seen, true)
 		e.mu.RUnlock()
 	}
+	if err == nil && r.refuse && !e.holds(k, out) {
+		return fmt.Errorf("get %s %s: %w", k.resource, key, ErrNotOwned)
+	}
 	return err
+}
+
+// holds reports whether an object is the member's. One that has no label is nobody's, and refused to nobody.
+func (e *member) holds(k *kind, obj client.Object) bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	vn, err := virtualNodeOf(obj, e.v)
+	return err != nil || e.m.Read(k.resource, vn) != sharding.FromServer
 }
 
 // list answers client.Reader.List for a kind of the group: what the member owns of it, or is about to give up.
@@ -287,7 +298,7 @@ func assign(k *kind, obj client.Object, out client.Object) error {
 
 // shape returns obj in the form that is asked for.
 func shape(k *kind, obj client.Object, asMeta, asUnstructured bool) (client.Object, error) {
-	switch u, is := obj.(*unstructured.Unstructured); {
+	switch _, is := obj.(*unstructured.Unstructured); {
 	case asMeta:
 		return metadataOf(k, obj), nil
 	case asUnstructured && !is:
@@ -295,7 +306,7 @@ func shape(k *kind, obj client.Object, asMeta, asUnstructured bool) (client.Obje
 		if err != nil {
 			return nil, fmt.Errorf("convert %s %s: %w", k.resource, client.ObjectKeyFromObject(obj), err)
 		}
-		u = &unstructured.Unstructured{Object: content}
+		u := &unstructured.Unstructured{Object: content}
 		u.SetGroupVersionKind(k.gvk)
 		return u, nil
 	default:
