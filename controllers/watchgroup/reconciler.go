@@ -84,8 +84,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if refusal, err := r.refusal(ctx, group); err != nil || refusal != nil {
-		return ctrl.Result{}, errors.Join(err, r.reportRefusal(ctx, group, refusal))
+	if group.DeletionTimestamp == nil {
+		if why, err := r.refusal(ctx, group); err != nil || why != nil {
+			return ctrl.Result{}, errors.Join(err, r.reportRefusal(ctx, group, why))
+		}
 	}
 	if group.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(group, lbv1alpha1.Finalizer) {
 		before := group.DeepCopy()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -91,6 +92,11 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		}
 	}
 	if o.Webhook {
+		// Replicas that do not lead need the groups, too, and before the first object comes.
+		if _, err := mgr.GetCache().GetInformer(context.Background(), &lbv1alpha1.WatchGroup{},
+			cache.BlockUntilSynced(false)); err != nil {
+			return fmt.Errorf("watching WatchGroups: %w", err)
+		}
 		mgr.GetWebhookServer().Register(WebhookPath,
 			NewWebhook(&Labeler{Groups: mgr.GetClient(), Owners: owners, Metrics: o.Metrics}))
 		if err := setupGuards(mgr, &Guards{Client: mgr.GetClient(), CAFile: o.CAFile}); err != nil {

@@ -251,18 +251,22 @@ type WatchGroupStatus struct {
 
 	// Members is how many members hold their Lease.
 	// +optional
+	// +kubebuilder:default=0
 	Members int32 `json:"members"`
 
 	// Owned is how many Virtual Nodes a member owns, including those that it is being asked to give up.
 	// +optional
+	// +kubebuilder:default=0
 	Owned int32 `json:"owned"`
 
 	// Moving is how many Virtual Nodes are on their way from one member to another.
 	// +optional
+	// +kubebuilder:default=0
 	Moving int32 `json:"moving"`
 
 	// Unowned is how many Virtual Nodes nobody owns.
 	// +optional
+	// +kubebuilder:default=0
 	Unowned int32 `json:"unowned"`
 
 	// UnownedVirtualNodes are their numbers.
@@ -272,10 +276,12 @@ type WatchGroupStatus struct {
 	// UnownedObjects is how many objects lie in Virtual Nodes that nobody owns. They are counted once the Virtual Nodes
 	// have been unowned for a while.
 	// +optional
+	// +kubebuilder:default=0
 	UnownedObjects int32 `json:"unownedObjects"`
 
 	// UnlabelledObjects is how many objects take part and carry no label.
 	// +optional
+	// +kubebuilder:default=0
 	UnlabelledObjects int32 `json:"unlabelledObjects"`
 
 	// OldestUnlabelled is when the oldest of them was created.
