@@ -35,7 +35,7 @@ test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whol
 
 # Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
 RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
-	./internal/process/... ./internal/manager/... ./internal/coordinator/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/...
+	./internal/process/... ./internal/manager/... ./internal/coordinator/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/... ./examples/...
 
 .PHONY: test-race
 test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector

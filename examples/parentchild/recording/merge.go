@@ -43,8 +43,9 @@ type Lease struct {
 }
 
 // Merge makes one history of the files of all processes and of what landed, in any order. Landings without a request are
-// Machinery's, but for two kinds, which are taken for the User's: a deletion, which is the garbage collector's, and
-// the first label of an object that was created without, because none of the two comes of a change of members.
+// Machinery's, but for three kinds, which are taken for the User's, because none of them comes of a change of members: a
+// creation, which no machinery makes; a deletion, which is the garbage collector's; and the first label of an object that
+// was created without.
 func Merge(files [][]Line, landings []Landing) []history.Record {
 	m := &merger{
 		byVersion: make(map[landed]*request),
@@ -219,7 +220,7 @@ func (m *merger) landObject(l *Landing, r *request) {
 	switch {
 	case r != nil:
 		rec.Actor, rec.Member, rec.Session = r.Actor, r.Member, r.Session
-	case l.Deleted, existed && !before.labelled && l.Object.Labelled:
+	case l.Created, l.Deleted, existed && !before.labelled && l.Object.Labelled:
 		rec.Actor = history.User
 	}
 	// Members see what carries a label, and what they have written themselves.

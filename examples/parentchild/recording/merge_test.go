@@ -92,8 +92,8 @@ func TestMerge(t *testing.T) {
 		},
 		{
 			"one that was sent after the landing was seen is not it",
-			[][]recording.Line{{sent(1, 10*ms, "POST", "a")}},
-			[]recording.Landing{landing(7, 9*ms, created)},
+			[][]recording.Line{{sent(1, 10*ms, "PUT", "a")}},
+			[]recording.Landing{landing(7, 9*ms, nil)},
 			[]string{"0s Wrote  Machinery 7"},
 		},
 		{
@@ -107,6 +107,12 @@ func TestMerge(t *testing.T) {
 			[][]recording.Line{{sent(1, 1*ms, "DELETE", ""), answered(1, 2*ms, 200, "6")}},
 			[]recording.Landing{landing(7, 9*ms, deleted)},
 			[]string{"1ms Wrote  User 7 deleted"},
+		},
+		{
+			"machinery creates nothing",
+			nil,
+			[]recording.Landing{landing(7, 9*ms, created)},
+			[]string{"0s Wrote  User 7"},
 		},
 		{
 			"the garbage collector is nobody's machinery",

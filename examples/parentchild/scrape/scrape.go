@@ -73,15 +73,16 @@ func parse(address string, text io.Reader) Member {
 		return m
 	}
 	gauge := func(name string) float64 {
-		for _, metric := range families["drover_sharded_"+name].GetMetric() {
-			for _, l := range metric.GetLabel() {
-				if l.GetName() == "member" {
-					m.Name = l.GetValue()
-				}
-			}
-			return metric.GetGauge().GetValue()
+		metrics := families["drover_sharded_"+name].GetMetric()
+		if len(metrics) == 0 {
+			return 0
 		}
-		return 0
+		for _, l := range metrics[0].GetLabel() {
+			if l.GetName() == "member" {
+				m.Name = l.GetValue()
+			}
+		}
+		return metrics[0].GetGauge().GetValue()
 	}
 	m.Epoch = int64(gauge("epoch"))
 	m.Owned, m.Served, m.Moving = int(gauge("owned_virtual_nodes")), int(gauge("served_virtual_nodes")), int(gauge("moving_virtual_nodes"))
