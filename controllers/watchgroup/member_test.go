@@ -54,11 +54,10 @@ func newCast(t *testing.T, c client.Client, group *lbv1alpha1.WatchGroup) *cast 
 // to deal with.
 type member struct {
 	*cast
-	id    string
-	stop  context.CancelFunc
-	done  chan struct{}
-	pod   *corev1.Pod
-	grace bool // leaves before it stops
+	id   string
+	stop context.CancelFunc
+	done chan struct{}
+	pod  *corev1.Pod
 
 	m     *sharding.Member // under cast.mu
 	fence *sharding.Fence
