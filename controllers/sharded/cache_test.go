@@ -493,24 +493,25 @@ func TestDeletionsAreToldOnce(t *testing.T) {
 			r.grant(sharding.Span(0, testV), nil)
 			r.settled()
 			if tc.lose {
+				r.script.mu.Lock()
+				r.script.late = true
+				lists := r.script.lists[parents]
+				r.script.mu.Unlock()
 				release := r.script.holdLists()
+				defer release()
 				r.script.endWatches(true)
 				eventually(t, "list", func() error {
 					r.script.mu.Lock()
 					defer r.script.mu.Unlock()
-					if r.script.lists[parents] < 2 {
-						return fmt.Errorf("%d lists", r.script.lists[parents])
+					if n := r.script.lists[parents]; n <= lists {
+						return fmt.Errorf("%d lists", n)
 					}
 					return nil
 				})
+				r.script.remove(parents, "p3") // while nobody watches
 				release()
-				r.settled()
-				release = r.script.holdLists()
-				release()
-			}
-			r.script.remove(parents, "p3")
-			if tc.lose {
-				r.script.endWatches(true)
+			} else {
+				r.script.remove(parents, "p3")
 			}
 			eventually(t, "deletion", func() error {
 				n := 0
@@ -569,7 +570,8 @@ func TestListStillCountsForWhatWentAndCameBack(t *testing.T) {
 	defer r.m.stop()
 	one := sharding.SetOf(1)
 	r.script.write(parents, "p1", 1, nil)
-	r.prefetch(one)
+	r.script.write(parents, "p2", 2, nil)
+	r.prefetch(sharding.SetOf(1, 2))
 	r.settled()
 	release := r.script.holdLists()
 	defer release()
@@ -586,6 +588,29 @@ func TestListStillCountsForWhatWentAndCameBack(t *testing.T) {
 	r.prefetch(one)
 	release()
 	r.settled()
+}
+
+func TestGrantIsServedFromTheWatch(t *testing.T) {
+	r := newRig(t, testV, 1)
+	defer r.m.stop()
+	fill(r, 20)
+	vns := sharding.Span(0, 6)
+	r.prefetch(vns)
+	r.settled()
+	fill(r, 20) // the previous owner goes on writing
+	r.settled()
+	lists := r.tape.count(history.Listed)
+	r.grant(vns, r.known(vns))
+	r.m.mu.RLock()
+	ready := r.m.ready
+	r.m.mu.RUnlock()
+	if !ready.Equal(vns) {
+		t.Fatalf("serves %s at once, want all of %s", ready, vns)
+	}
+	r.settled()
+	if n := r.tape.count(history.Listed); n != lists {
+		t.Fatalf("%d lists after the grant, want none", n-lists)
+	}
 }
 
 func TestVersionThatNoWatchNamesIsListed(t *testing.T) {

@@ -310,6 +310,34 @@ func (w *world) holder(member string) string {
 	return *lease.Spec.HolderIdentity
 }
 
+func TestListsAreConsistentAndWatchesGoOnFromThem(t *testing.T) {
+	w := newWorld(t)
+	w.users(5, 1)
+	a := w.join("a", nil)
+	w.shared(a)
+	w.reconciled(5, 1)
+	a.gate.mu.Lock()
+	defer a.gate.mu.Unlock()
+	lists, watches := 0, 0
+	for _, q := range a.gate.queries {
+		version := q.Get("resourceVersion")
+		if q.Get("watch") == "" {
+			lists++
+			if version != "" || q.Get("resourceVersionMatch") != "" {
+				t.Errorf("list at resourceVersion %q: it may miss what the previous owner wrote last", version)
+			}
+			continue
+		}
+		watches++
+		if version == "" || version == "0" || q.Get("allowWatchBookmarks") != "true" {
+			t.Errorf("watch from resourceVersion %q, bookmarks %q", version, q.Get("allowWatchBookmarks"))
+		}
+	}
+	if lists < 2 || watches < 2 {
+		t.Errorf("%d lists and %d watches, want one of each kind at least", lists, watches)
+	}
+}
+
 func TestDeletedParentIsReconciledOnce(t *testing.T) {
 	w := newWorld(t)
 	w.users(10, 1)

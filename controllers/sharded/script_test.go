@@ -89,6 +89,7 @@ type script struct {
 	failing  int           // lists that are going to fail
 	expiring int           // lists whose second page is going to be gone
 	hold     chan struct{} // if set, lists are answered once it is closed, as of when they were asked
+	late     bool          // or as of then
 	lists    map[sharding.Resource]int
 }
 
@@ -255,6 +256,16 @@ func (s scripted) list(ctx context.Context, selector labels.Selector, token stri
 		s.failing--
 		s.mu.Unlock()
 		return page{}, apierrors.NewServiceUnavailable("scripted")
+	}
+	if s.late && hold != nil {
+		s.mu.Unlock()
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return page{}, ctx.Err()
+		}
+		s.mu.Lock()
+		hold = nil
 	}
 	all := s.asOf(s.revision, selector, func(string) bool { return true })
 	p := page{version: sharding.Version(strconv.Itoa(s.revision))}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -287,12 +288,17 @@ type participant struct {
 type gate struct {
 	mu  sync.Mutex
 	cut chan struct{} // nil while the network is whole; closed when it is again
+	// queries are those of the lists and watches of Virtual Nodes that went through.
+	queries []url.Values
 }
 
 func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		g.mu.Lock()
 		cut := g.cut
+		if q := r.URL.Query(); strings.Contains(q.Get("labelSelector"), sharding.LabelVirtualNode) {
+			g.queries = append(g.queries, q)
+		}
 		g.mu.Unlock()
 		if cut != nil {
 			select {
