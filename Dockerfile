@@ -1,9 +1,10 @@
 # syntax=docker/dockerfile:1
-# One build for the three programs; each is a static binary in an otherwise empty image:
+# One build for the four programs; each is a static binary in an otherwise empty image:
 #
-#   docker build --target drover-scheduler  -t drover-scheduler  .
-#   docker build --target drover-manager    -t drover-manager    .
-#   docker build --target drover-autoscaler -t drover-autoscaler .
+#   docker build --target drover-scheduler   -t drover-scheduler   .
+#   docker build --target drover-manager     -t drover-manager     .
+#   docker build --target drover-autoscaler  -t drover-autoscaler  .
+#   docker build --target drover-coordinator -t drover-coordinator .
 
 FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 ARG TARGETOS=linux
@@ -15,7 +16,8 @@ RUN go mod download
 COPY . .
 RUN go build -trimpath -ldflags="-s -w" -o /out/drover-scheduler ./cmd/scheduler && \
     go build -trimpath -ldflags="-s -w" -o /out/drover-manager ./cmd/manager && \
-    go build -trimpath -ldflags="-s -w" -o /out/drover-autoscaler ./cmd/autoscaler
+    go build -trimpath -ldflags="-s -w" -o /out/drover-autoscaler ./cmd/autoscaler && \
+    go build -trimpath -ldflags="-s -w" -o /out/drover-coordinator ./cmd/coordinator
 
 FROM scratch AS base
 # The system's roots, for an autoscaler whose certificate a public authority signed.
@@ -33,3 +35,7 @@ ENTRYPOINT ["/drover-manager"]
 FROM base AS drover-autoscaler
 COPY --from=build /out/drover-autoscaler /drover-autoscaler
 ENTRYPOINT ["/drover-autoscaler"]
+
+FROM base AS drover-coordinator
+COPY --from=build /out/drover-coordinator /drover-coordinator
+ENTRYPOINT ["/drover-coordinator"]

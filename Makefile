@@ -18,7 +18,7 @@ control-plane: ## Build etcd, the API server and the rest of the control plane (
 	@$(GO) run ./hack/controlplane
 
 .PHONY: binaries
-binaries: ## Build the scheduler, the manager, the autoscaler and the playground into bin/
+binaries: ## Build the scheduler, the manager, the autoscaler, the coordinator and the playground into bin/
 	@$(GO) run ./hack/controlplane -own
 
 GOTESTSUM := $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped --
@@ -35,7 +35,7 @@ test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whol
 
 # Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
 RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
-	./internal/process/... ./internal/manager/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/...
+	./internal/process/... ./internal/manager/... ./internal/coordinator/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/... ./examples/...
 
 .PHONY: test-race
 test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector
@@ -61,12 +61,16 @@ verify: tools ## Fail when generated files, go.mod or formatting are stale
 .PHONY: generate
 generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
-	$(TOOLS)/controller-gen object paths=./api/...
-	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... output:crd:dir=manifests/crd/bases
+	$(TOOLS)/controller-gen object paths=./api/... paths=./examples/...
+	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... paths=./api/loadbalance/... output:crd:dir=manifests/crd/bases
 	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/... paths=./demand/... output:rbac:dir=manifests/scheduler
-	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
+	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/rollup/... paths=./controllers/backstop/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
 	$(TOOLS)/controller-gen rbac:roleName=drover-manager-kueue paths=./kueue/... output:rbac:dir=manifests/kueue
+	$(TOOLS)/controller-gen rbac:roleName=drover-coordinator paths=./controllers/watchgroup/... paths=./internal/coordinator/... output:rbac:dir=manifests/watchgroup
 	$(TOOLS)/controller-gen rbac:roleName=drover-autoscaler paths=./autoscaler/... output:rbac:dir=manifests/autoscaler
+	$(TOOLS)/controller-gen crd paths=./examples/parentchild/api/... output:crd:dir=examples/parentchild/crd
+	$(TOOLS)/controller-gen rbac:roleName=parentchild-controller paths=./examples/parentchild/controller/... output:rbac:dir=examples/parentchild/rbac/controller
+	$(TOOLS)/controller-gen rbac:roleName=parentchild-creation paths=./examples/parentchild/creation/... output:rbac:dir=examples/parentchild/rbac/creation
 
 CLUSTER_ID ?= cluster-1
 

@@ -69,8 +69,8 @@ func TestOnlyAnswersToThisOrderCount(t *testing.T) {
 		"an earlier session": {Session: "x", Warm: order, Released: []Release{{Epoch: 4, VNs: SetOf(0)}}},
 	} {
 		s := Slice{Member: "a", Session: "a", Draining: order, Incoming: order, Status: status}
-		if !s.released().Empty() || !s.warm().Empty() || !s.held().Has(0) {
-			t.Errorf("%s: released %v, warm %v, held %v", name, s.released(), s.warm(), s.held())
+		if !s.released().Empty() || !s.warm().Empty() || !s.Held().Has(0) {
+			t.Errorf("%s: released %v, warm %v, held %v", name, s.released(), s.warm(), s.Held())
 		}
 	}
 }

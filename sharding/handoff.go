@@ -180,7 +180,7 @@ func (p *pass) survey() {
 			continue
 		}
 		var second setBuilder
-		p.each(s.old.held(), func(vn VirtualNode) {
+		p.each(s.old.Held(), func(vn VirtualNode) {
 			if p.holder[vn] == nobody {
 				p.holder[vn] = i
 			} else {
@@ -271,7 +271,7 @@ func (p *pass) writes() []Write {
 // remove deletes the slice of a member that has stopped, once it is empty. The group's last epoch is that of its
 // slices, so the slice that carries it waits until another carries one as high: epochs never go back.
 func (p *pass) remove(s *seat) (Write, bool) {
-	if s.state.running() || s.state.Phase == PhaseAway || !s.old.held().Empty() || len(s.old.Draining) > 0 {
+	if s.state.running() || s.state.Phase == PhaseAway || !s.old.Held().Empty() || len(s.old.Draining) > 0 {
 		return Write{}, false
 	}
 	for _, o := range p.seats {

@@ -63,7 +63,7 @@ func TestStepNeverGivesWhatIsHeld(t *testing.T) {
 			if draining := drawSet(t, "draining").Minus(s.Owned); !draining.Empty() {
 				s.Draining = []Order{{s.Epoch, draining}}
 			}
-			if incoming := drawSet(t, "incoming").Minus(s.held()); !incoming.Empty() {
+			if incoming := drawSet(t, "incoming").Minus(s.Held()); !incoming.Empty() {
 				s.Incoming = []Order{{s.Epoch, incoming}}
 			}
 			s.Status = SliceStatus{Session: s.Session, Warm: s.Incoming,
@@ -98,7 +98,7 @@ func TestStepNeverGivesWhatIsHeld(t *testing.T) {
 				}
 				given[vn] = w.Slice.Member
 				for _, s := range obs.Slices {
-					if s.Member != w.Slice.Member && s.held().Has(vn) {
+					if s.Member != w.Slice.Member && s.Held().Has(vn) {
 						t.Fatalf("%d is given to %s although %s may be working on it", vn, w.Slice.Member, s.Member)
 					}
 				}

@@ -78,7 +78,7 @@ func (p *pass) vacate(i int) {
 		return
 	}
 	var again setBuilder
-	p.each(s.old.held().Minus(p.contested), func(vn VirtualNode) {
+	p.each(s.old.Held().Minus(p.contested), func(vn VirtualNode) {
 		if p.target[vn] == i {
 			again.add(Range{vn, vn})
 		}

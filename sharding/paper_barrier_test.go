@@ -203,7 +203,7 @@ func TestPaper_8_NeverTwoOwners(t *testing.T) {
 		g.step()
 		for i := range g.slices {
 			for k := range g.slices[:i] {
-				if both := g.slices[i].held().Intersect(g.slices[k].held()); !both.Empty() {
+				if both := g.slices[i].Held().Intersect(g.slices[k].Held()); !both.Empty() {
 					t.Fatalf("%s and %s both hold %v", g.slices[i].Member, g.slices[k].Member, both)
 				}
 			}

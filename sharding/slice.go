@@ -130,8 +130,8 @@ func (s *Slice) released() Set {
 	return answered(s.Draining, answers)
 }
 
-// held returns the Virtual Nodes that the member may still be working on.
-func (s *Slice) held() Set {
+// Held returns the Virtual Nodes that the member may still be working on.
+func (s *Slice) Held() Set {
 	return s.Owned.Union(orders(s.Draining).Minus(s.released()))
 }
 

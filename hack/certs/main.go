@@ -1,6 +1,6 @@
 // Command certs makes the certificates that Drover's manifests need where there is no cert-manager: an authority of its
-// own, a server certificate for the autoscaler, and one client certificate per cluster, whose URI names the cluster that its
-// holder may speak for. The certificates are written as Secrets for kubectl apply:
+// own, server certificates for the autoscaler and for the coordinator's webhook, and one client certificate per cluster, whose
+// URI names the cluster that its holder may speak for. The certificates are written as Secrets for kubectl apply:
 //
 //	certs -dir out/certs -cluster cluster-1 -cluster cluster-2
 //
@@ -104,6 +104,16 @@ func run(o options) ([]string, error) {
 		return nil, err
 	}
 	written := []string{path}
+	service = "drover-coordinator." + o.namespace + ".svc"
+	path, err = ca.issueSecret(o, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "drover-coordinator"},
+		DNSNames:    []string{service, service + ".cluster.local"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, "drover-coordinator-tls", "coordinator.yaml")
+	if err != nil {
+		return nil, err
+	}
+	written = append(written, path)
 	for _, id := range o.clusters {
 		client := &x509.Certificate{
 			Subject:     pkix.Name{CommonName: id},

@@ -65,6 +65,11 @@ func TestCertificatesFitTheirPurposeAndNoOther(t *testing.T) {
 			t.Errorf("a manager does not accept the autoscaler at %s: %v", host, err)
 		}
 	}
+	coordinator := secrets["coordinator.yaml"]
+	if err := verify(leaf(t, coordinator), server.Data["ca.crt"], "drover-coordinator.fleet-system.svc",
+		x509.ExtKeyUsageServerAuth); err != nil {
+		t.Errorf("the API server does not accept the coordinator's webhook: %v", err)
+	}
 	if err := verify(leaf(t, client), server.Data["ca.crt"], "", x509.ExtKeyUsageClientAuth); err != nil {
 		t.Errorf("the autoscaler does not accept the manager: %v", err)
 	}

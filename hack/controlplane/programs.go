@@ -42,6 +42,7 @@ var ownPrograms = []program{
 	{name: "drover-scheduler", pkg: "./cmd/scheduler", incremental: true, weight: 60},
 	{name: "drover-manager", pkg: "./cmd/manager", incremental: true, weight: 20},
 	{name: "drover-autoscaler", pkg: "./cmd/autoscaler", incremental: true, weight: 20},
+	{name: "drover-coordinator", pkg: "./cmd/coordinator", incremental: true, weight: 10},
 	{name: "playground", pkg: "./cmd/playground", incremental: true, weight: 20},
 }
 

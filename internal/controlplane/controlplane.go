@@ -49,6 +49,11 @@ type ControlPlane struct {
 	group      *process.Group
 	logs       []*os.File
 
+	// The API server's process, once it has been restarted.
+	restarting    sync.Mutex
+	apiServer     *process.Process
+	apiServerArgs []string
+
 	stop    sync.Once
 	stopErr error
 }

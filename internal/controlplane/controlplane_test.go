@@ -268,3 +268,26 @@ func TestStartFailsCleanly(t *testing.T) {
 		})
 	}
 }
+
+// The API server comes back on its port with what is in etcd, as often as one likes, and ends with the control plane.
+func TestAPIServerRestarts(t *testing.T) {
+	cp := start(t, controlplane.Options{})
+	clients, err := cp.Clientset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps := clients.CoreV1().ConfigMaps("default")
+	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := cp.RestartAPIServer(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if _, err := maps.Get(t.Context(), "kept", metav1.GetOptions{}); err != nil {
+			t.Errorf("after a restart: %v", err)
+		}
+	}
+}

@@ -36,7 +36,8 @@ var arrows = map[string][]string{
 	"api/rpc":                 {},
 	"capacity":                {"api/fleet", "api/config"},
 	"capacity/wire":           {"capacity", "api"},
-	"sharding":                {"api"},
+	"sharding":                {},
+	"sharding/wire":           {"sharding", "api"},
 	"demand":                  {"capacity", "api"},
 	"transport":               {"api"},
 	"plugins/capacityrequest": {"demand", "capacity", "api"},
@@ -52,6 +53,7 @@ var arrows = map[string][]string{
 	"autoscaler":              {"capacity", "queue", "sharding", "api", "transport"},
 	"playground":              {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "internal"},
 	"cmd":                     {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
+	"examples":                {"api", "sharding", "controllers/sharded"},
 	"internal":                {"api", "capacity", "sharding", "demand", "transport", "controllers", "kueue"},
 	"internal/controlplane":   {"internal/process"},
 	"internal/kueuemanager":   {"internal/controlplane", "internal/process"},
@@ -59,7 +61,7 @@ var arrows = map[string][]string{
 	"internal/builders":       {"api"},
 	"internal/house":          {},
 	"hack":                    {},
-	"test":                    {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
+	"test":                    {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "examples", "internal"},
 	"bench":                   {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
 }
 
@@ -109,7 +111,7 @@ func TestImportArrows(t *testing.T) {
 }
 
 func TestPureCoresDoNoIO(t *testing.T) {
-	for _, p := range list(t, "-deps", "./capacity") {
+	for _, p := range list(t, "-deps", "./capacity", "./sharding/...") {
 		if !strings.HasPrefix(p.ImportPath, modulePath) || !anyWithin(folder(p.ImportPath), pure) {
 			continue
 		}

@@ -132,6 +132,9 @@ func (g *Group) Wrap(name, path string) (string, error) {
 	return wrapper, nil
 }
 
+// WrappedPID is the pid of a wrapped process that has been started.
+func (g *Group) WrappedPID(name string) (int, error) { return readPID(g.pidFile(name)) }
+
 // Unwrap forgets the pid of a wrapped process that has been stopped by whoever started it.
 func (g *Group) Unwrap(name string) { _ = os.Remove(g.pidFile(name)) }
 

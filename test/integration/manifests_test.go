@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -21,9 +23,10 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
+	"github.com/drover-sh/drover/controllers/watchgroup"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "watchgroup"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -118,7 +121,9 @@ func TestManifestsPodsAreRestricted(t *testing.T) {
 		mutate(p)
 		return dryRun.Create(t.Context(), p)
 	}
-	for name, template := range podTemplates(t, build(t, "default")) {
+	templates := podTemplates(t, build(t, "default"))
+	maps.Copy(templates, podTemplates(t, build(t, "watchgroup")))
+	for name, template := range templates {
 		t.Run(name, func(t *testing.T) {
 			if err := pod(template, func(*corev1.Pod) {}); err != nil {
 				t.Errorf("refused: %v", err)
@@ -163,7 +168,8 @@ func TestManifestsFilesExistWhereProgramsLook(t *testing.T) {
 			for _, c := range kindOf[corev1.ConfigMap](t, objects, "ConfigMap") {
 				configMaps[c.Name] = c
 			}
-			secrets := []string{"drover-autoscaler-tls", "drover-manager-tls"} // hack/certs, see its test
+			// From hack/certs, see its test.
+			secrets := []string{"drover-autoscaler-tls", "drover-manager-tls", "drover-coordinator-tls"}
 			for workload, template := range podTemplates(t, objects) {
 				files := map[string]bool{}
 				text := strings.Join(template.Spec.Containers[0].Args, "\n")
@@ -240,6 +246,34 @@ func TestManifestsIdentity(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The coordinator's configuration is complete, its Service leads to its webhook's port, and the policy exempts who it is.
+func TestManifestsCoordinator(t *testing.T) {
+	objects := build(t, "watchgroup")
+	config := &configv1alpha1.CoordinatorConfiguration{}
+	shippedConfig(t, objects, "coordinator.yaml", config)
+	service := kindOf[corev1.Service](t, objects, "Service")[0]
+	container := podTemplates(t, objects)["drover-coordinator"].Spec.Containers[0]
+	i := slices.IndexFunc(container.Ports, func(p corev1.ContainerPort) bool {
+		return p.Name == service.Spec.Ports[0].TargetPort.String()
+	})
+	if i < 0 || config.Webhook.BindAddress != fmt.Sprintf(":%d", container.Ports[i].ContainerPort) {
+		t.Errorf("the Service leads to port %v, the webhook listens on %s", service.Spec.Ports[0].TargetPort, config.Webhook.BindAddress)
+	}
+	for _, hook := range kindOf[admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "MutatingWebhookConfiguration") {
+		to := hook.Webhooks[0].ClientConfig.Service
+		if hook.Name != watchgroup.WebhookConfigurationName || to.Name != service.Name || to.Namespace != service.Namespace ||
+			*to.Path != watchgroup.WebhookPath {
+			t.Errorf("webhook %s calls %s/%s%s", hook.Name, to.Namespace, to.Name, *to.Path)
+		}
+	}
+	for _, policy := range kindOf[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
+		user := "'system:serviceaccount:" + system + ":drover-coordinator'"
+		if policy.Name != watchgroup.PolicyName || !strings.Contains(policy.Spec.MatchConditions[1].Expression, user) {
+			t.Errorf("policy %s does not exempt %s", policy.Name, user)
+		}
 	}
 }
 

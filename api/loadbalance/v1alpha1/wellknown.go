@@ -1,0 +1,30 @@
+package v1alpha1
+
+const (
+	// LabelWatchGroup names the WatchGroup on the slices and Leases of its members. It is for people and their
+	// selectors; nothing is decided by it.
+	LabelWatchGroup = "loadbalance.k8s.io/watch-group"
+
+	// AnnotationPodName says on a member's Lease in which Pod the session runs that holds it, so that the coordinator can
+	// see that Pod become unready, or end. A member that runs outside a Pod leaves it and the next two out.
+	AnnotationPodName = "loadbalance.k8s.io/pod-name"
+	// AnnotationPodUID is that Pod's UID.
+	AnnotationPodUID = "loadbalance.k8s.io/pod-uid"
+	// AnnotationContainer is the name of the container.
+	AnnotationContainer = "loadbalance.k8s.io/container"
+
+	// AnnotationWeight says on a member's Lease how large its share is relative to the others', as a positive integer.
+	// Without it the weight is 1.
+	AnnotationWeight = "loadbalance.k8s.io/weight"
+
+	// Finalizer keeps a VirtualNodeSlice until nobody acts on it any more, and a WatchGroup until it has no member: an
+	// object that somebody deletes by hand would otherwise give away what a member is still working on.
+	Finalizer = "loadbalance.k8s.io/coordinator"
+
+	// FieldWatchGroup is the selectable field of VirtualNodeSlice that names its group.
+	FieldWatchGroup = "spec.watchGroup"
+)
+
+// MemberName is the name of a member's VirtualNodeSlice and of its Lease, both in the WatchGroup's namespace. A group's
+// name holds no dot, so different members have different names.
+func MemberName(watchGroup, member string) string { return watchGroup + "." + member }

@@ -1,0 +1,5 @@
+package sharded
+
+import "time"
+
+var processStart = time.Now()

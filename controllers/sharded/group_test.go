@@ -1,0 +1,472 @@
+package sharded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/drover-sh/drover/sharding"
+	"github.com/drover-sh/drover/sharding/history"
+)
+
+const (
+	wanted   = "generation" // of a parent, copied to its child
+	observed = "example.com/observed"
+)
+
+// A parentReconciler is an ordinary reconciler: it gives every parent a child, brings that up to date, and notes on the
+// parent that it has. It records what it writes.
+type parentReconciler struct {
+	client.Client
+	tape   *tape
+	member string
+}
+
+func (r *parentReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	var parent corev1.ConfigMap
+	if err := r.Get(ctx, req.NamespacedName, &parent); err != nil {
+		return reconcile.Result{}, r.orphan(ctx, req, err)
+	}
+	var child corev1.Secret
+	switch err := r.Get(ctx, req.NamespacedName, &child); {
+	case apierrors.IsNotFound(err):
+		child = corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: req.Namespace, Name: req.Name, Labels: parent.Labels},
+			StringData: map[string]string{wanted: parent.Data[wanted]},
+		}
+		if err := controllerutil.SetControllerReference(&parent, &child, r.Scheme()); err != nil {
+			return reconcile.Result{}, err
+		}
+		if err := r.Create(ctx, &child); err != nil {
+			return reconcile.Result{}, err
+		}
+		r.wrote(ctx, realChildren, &child, false)
+	case err != nil:
+		return reconcile.Result{}, err
+	case string(child.Data[wanted]) != parent.Data[wanted]:
+		before := child.DeepCopy()
+		child.Data = map[string][]byte{wanted: []byte(parent.Data[wanted])}
+		if err := r.Patch(ctx, &child, client.MergeFrom(before)); err != nil {
+			return reconcile.Result{}, err
+		}
+		r.wrote(ctx, realChildren, &child, false)
+	}
+	if parent.Annotations[observed] == parent.Data[wanted] {
+		return reconcile.Result{}, nil
+	}
+	before := parent.DeepCopy()
+	metav1.SetMetaDataAnnotation(&parent.ObjectMeta, observed, parent.Data[wanted])
+	if err := r.Patch(ctx, &parent, client.MergeFrom(before)); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	r.wrote(ctx, realParents, &parent, false)
+	return reconcile.Result{}, nil
+}
+
+// orphan deletes the child of a parent that is gone.
+func (r *parentReconciler) orphan(ctx context.Context, req reconcile.Request, err error) error {
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	var child corev1.Secret
+	if err := r.Get(ctx, req.NamespacedName, &child); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if err := r.Delete(ctx, &child); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	r.wrote(ctx, realChildren, &child, true)
+	return nil
+}
+
+func (r *parentReconciler) wrote(ctx context.Context, res sharding.Resource, obj client.Object, deleted bool) {
+	vn, _ := virtualNodeOf(obj, realV)
+	r.tape.add(history.Record{
+		Kind: history.Wrote, Actor: history.Reconciler, Member: r.member, Session: SessionOf(ctx), VN: vn, Resource: res,
+		Object: keyOf(client.ObjectKeyFromObject(obj)), Version: sharding.Version(obj.GetResourceVersion()), Deleted: deleted,
+	})
+}
+
+// labelsFor are what the webhook puts on an object.
+func labelsFor(ns, name string) map[string]string {
+	vn := sharding.VirtualNodeOf(sharding.ObjectRef{Kind: "ConfigMap", Namespace: ns, Name: name}.Key(), realV)
+	return map[string]string{sharding.LabelVirtualNode: vn.LabelValue(), sharding.LabelBucket: vn.LabelValue()}
+}
+
+// user writes a parent as somebody outside the group. The tape stands still meanwhile, so that the write has its place.
+func (w *world) user(name string, generation int) {
+	w.t.Helper()
+	w.tape.mu.Lock()
+	defer w.tape.mu.Unlock()
+	parent := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labelsFor(w.ns, name)}}
+	before := parent.DeepCopy()
+	parent.Data = map[string]string{wanted: strconv.Itoa(generation)}
+	err := w.c.Patch(context.Background(), parent, client.MergeFrom(before))
+	if apierrors.IsNotFound(err) {
+		err = w.c.Create(context.Background(), parent)
+	}
+	if err != nil {
+		w.t.Errorf("user: %v", err)
+		return
+	}
+	w.userWrote(parent, false)
+}
+
+func (w *world) userWrote(parent client.Object, deleted bool) {
+	vn, _ := virtualNodeOf(parent, realV)
+	w.tape.records = append(w.tape.records, history.Record{
+		At: time.Since(w.tape.start), Kind: history.Wrote, Actor: history.User, VN: vn, Resource: realParents,
+		Object: keyOf(client.ObjectKeyFromObject(parent)), Version: sharding.Version(parent.GetResourceVersion()), Deleted: deleted,
+	})
+}
+
+func (w *world) users(n, generation int) {
+	w.t.Helper()
+	for i := range n {
+		w.user(fmt.Sprintf("p%d", i), generation)
+	}
+}
+
+// reconciled waits until n parents have been observed, each with one child, at the generation.
+func (w *world) reconciled(n, generation int) {
+	w.t.Helper()
+	eventually(w.t, "every parent reconciled", func() error {
+		var parents corev1.ConfigMapList
+		var children corev1.SecretList
+		if err := errors.Join(w.c.List(context.Background(), &parents, client.InNamespace(w.ns)),
+			w.c.List(context.Background(), &children, client.InNamespace(w.ns))); err != nil {
+			return err
+		}
+		want, seen := strconv.Itoa(generation), 0
+		for _, p := range parents.Items {
+			if p.Annotations[observed] == want {
+				seen++
+			}
+		}
+		for _, c := range children.Items {
+			if string(c.Data[wanted]) != want {
+				return fmt.Errorf("child %s is at %s, want %s", c.Name, c.Data[wanted], want)
+			}
+		}
+		if seen != n || len(children.Items) != n {
+			return fmt.Errorf("%d parents at %s and %d children, want %d", seen, want, len(children.Items), n)
+		}
+		return nil
+	})
+}
+
+// shared waits until the members serve everything, in equal shares, and nothing moves.
+func (w *world) shared(members ...*participant) {
+	w.t.Helper()
+	eventually(w.t, "shares", func() error {
+		total := 0
+		for _, p := range members {
+			e := p.group.member
+			if e.serving() != nil {
+				return fmt.Errorf("%s: %w", p.name, e.serving())
+			}
+			e.mu.RLock()
+			owned, ready, moving := e.m.Owned().Len(), e.ready.Len(), e.slice.Moving()
+			e.mu.RUnlock()
+			if owned != ready || moving != 0 || owned < realV/len(members) || owned > (realV+len(members)-1)/len(members) {
+				return fmt.Errorf("%s owns %d, serves %d, and %d are moving", p.name, owned, ready, moving)
+			}
+			total += owned
+		}
+		if total != realV {
+			return fmt.Errorf("%d of %d owned", total, realV)
+		}
+		return nil
+	})
+	// What each caches is what it owns.
+	for _, p := range members {
+		eventually(w.t, "cache of "+p.name, func() error {
+			var list corev1.ConfigMapList
+			if err := w.c.List(context.Background(), &list, client.InNamespace(w.ns)); err != nil {
+				return err
+			}
+			e := p.group.member
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			var want, have []string
+			for i := range list.Items {
+				if vn, err := virtualNodeOf(&list.Items[i], realV); err == nil && e.m.Owned().Has(vn) {
+					want = append(want, list.Items[i].Name)
+				}
+			}
+			for _, obj := range e.kinds[realParents].store.indexer.List() {
+				if o := obj.(client.Object); o.GetNamespace() == w.ns {
+					have = append(have, o.GetName())
+				}
+			}
+			slices.Sort(want)
+			slices.Sort(have)
+			if !slices.Equal(want, have) {
+				return fmt.Errorf("caches %v, owns %v", have, want)
+			}
+			return nil
+		})
+	}
+}
+
+func (w *world) check() {
+	w.t.Helper()
+	violations := history.Check(w.tape.all(), history.Options{Compare: compareVersions, Roots: []sharding.Resource{realParents}})
+	for i, v := range violations {
+		if i < 10 {
+			w.t.Error(v)
+		}
+	}
+	if len(violations) > 0 {
+		w.t.Logf("%d violations in %d records", len(violations), len(w.tape.all()))
+	}
+}
+
+func TestMembersComeAndGo(t *testing.T) {
+	w := newWorld(t)
+	const n = 80
+	w.users(n, 1)
+	a := w.join("a", nil)
+	w.shared(a)
+	w.reconciled(n, 1)
+
+	// Somebody writes all the time from here on.
+	stop, writing := make(chan struct{}), sync.WaitGroup{}
+	writing.Go(func() {
+		pace := time.NewTicker(10 * time.Millisecond)
+		defer pace.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-pace.C:
+				w.user(fmt.Sprintf("p%d", i%n), 2)
+			}
+		}
+	})
+	b := w.join("b", nil)
+	c := w.join("c", nil)
+	w.shared(a, b, c)
+
+	b.stop() // leaves
+	w.shared(a, c)
+	if got := w.holder("b"); got != "" {
+		t.Errorf("the lease of a member that has left is held by %q", got)
+	}
+	d := w.join("d", func(o *Options) { o.LeaveTimeout = -1 })
+	w.shared(a, c, d)
+	d.stop() // dies
+	if got := w.holder("d"); got == "" {
+		t.Error("the lease of a member that has died is free")
+	}
+	w.shared(a, c)
+
+	before := c.group.member.session()
+	c.gate.close() // is cut off
+	eventually(t, "c is fenced", func() error {
+		if err := c.group.Ready(nil); err == nil {
+			return errors.New("it is ready")
+		}
+		return nil
+	})
+	w.shared(a)
+	c.gate.open()
+	w.shared(a, c)
+	if c.group.member.session() == before {
+		t.Error("a member that was cut off came back under its old session")
+	}
+	close(stop)
+	writing.Wait()
+	w.users(n, 3)
+	w.reconciled(n, 3)
+	w.check()
+}
+
+func (w *world) holder(member string) string {
+	w.t.Helper()
+	k := leaseKeeper{client: w.c, key: client.ObjectKey{Namespace: w.ns, Name: groupName + "." + member}}
+	lease, err := k.read(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+func TestListsAreConsistentAndWatchesGoOnFromThem(t *testing.T) {
+	w := newWorld(t)
+	w.users(5, 1)
+	a := w.join("a", nil)
+	w.shared(a)
+	w.reconciled(5, 1)
+	a.gate.mu.Lock()
+	defer a.gate.mu.Unlock()
+	lists, watches := 0, 0
+	for _, q := range a.gate.queries {
+		version := q.Get("resourceVersion")
+		if q.Get("watch") == "" {
+			lists++
+			if version != "" || q.Get("resourceVersionMatch") != "" {
+				t.Errorf("list at resourceVersion %q: it may miss what the previous owner wrote last", version)
+			}
+			continue
+		}
+		watches++
+		if version == "" || version == "0" || q.Get("allowWatchBookmarks") != "true" {
+			t.Errorf("watch from resourceVersion %q, bookmarks %q", version, q.Get("allowWatchBookmarks"))
+		}
+	}
+	if lists < 2 || watches < 2 {
+		t.Errorf("%d lists and %d watches, want one of each kind at least", lists, watches)
+	}
+}
+
+func TestDeletedParentIsReconciledOnce(t *testing.T) {
+	w := newWorld(t)
+	w.users(10, 1)
+	a, b := w.join("a", nil), w.join("b", nil)
+	w.shared(a, b)
+	w.reconciled(10, 1)
+	if err := w.c.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p9"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "child deleted", func() error {
+		err := w.c.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "p9"}, &corev1.Secret{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("get: %w", err)
+		}
+		return nil
+	})
+}
+
+func TestChildThatNoCacheShows(t *testing.T) {
+	w := newWorld(t)
+	w.user("p0", 2)
+	// It carries no label, as one that was made while the webhook was down.
+	child := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p0"},
+		Data: map[string][]byte{wanted: []byte("1")}}
+	if err := w.c.Create(t.Context(), child); err != nil {
+		t.Fatal(err)
+	}
+	a := w.join("a", nil)
+	w.shared(a)
+	w.reconciled(1, 2)
+	if err := w.c.Get(t.Context(), client.ObjectKeyFromObject(child), child); err != nil {
+		t.Fatal(err)
+	}
+	if len(child.OwnerReferences) != 0 {
+		t.Error("the child was made anew, want it to be found and brought up to date")
+	}
+}
+
+func TestReadsOfWhatIsNotOwned(t *testing.T) {
+	w := newWorld(t)
+	w.users(20, 1)
+	a := w.join("a", nil)
+	b := w.join("b", func(o *Options) { o.UnownedReads = RefuseRead })
+	w.shared(a, b)
+	w.reconciled(20, 1)
+	for i := range 20 {
+		name := fmt.Sprintf("p%d", i)
+		key := client.ObjectKey{Namespace: w.ns, Name: name}
+		for _, p := range []*participant{a, b} {
+			vn, _ := sharding.ParseVirtualNode(labelsFor(w.ns, name)[sharding.LabelVirtualNode], realV)
+			owns := p.group.member.owned().Has(vn)
+			err := p.mgr.GetClient().Get(t.Context(), key, &corev1.ConfigMap{})
+			switch {
+			case p == b && !owns:
+				if !errors.Is(err, ErrNotOwned) {
+					t.Errorf("%s reads %s, which it does not own: %v, want ErrNotOwned", p.name, name, err)
+				}
+			case err != nil:
+				t.Errorf("%s reads %s: %v", p.name, name, err)
+			}
+		}
+	}
+	var list corev1.ConfigMapList
+	if err := a.mgr.GetClient().List(t.Context(), &list, client.InNamespace(w.ns)); err != nil {
+		t.Fatal(err)
+	}
+	var meta metav1.PartialObjectMetadataList
+	meta.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
+	if err := a.mgr.GetClient().List(t.Context(), &meta, client.InNamespace(w.ns)); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) == 0 || len(list.Items) >= 20 || len(meta.Items) != len(list.Items) {
+		t.Errorf("lists %d objects and the metadata of %d, want the part of 20 that it owns", len(list.Items), len(meta.Items))
+	}
+	// Kinds outside the group are the stock cache's.
+	if err := a.mgr.GetClient().Get(t.Context(), client.ObjectKey{Name: w.ns}, &corev1.Namespace{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWritesOutsideAReconcile(t *testing.T) {
+	w := newWorld(t)
+	a := w.join("a", nil)
+	w.shared(a)
+	c := a.mgr.GetClient()
+	unlabelled := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "unlabelled"}}
+	if err := c.Create(t.Context(), unlabelled); !errors.Is(err, ErrNotOwned) {
+		t.Errorf("create without a reconcile and without a label: %v, want ErrNotOwned", err)
+	}
+	if err := c.Create(Unguarded(t.Context()), unlabelled); err != nil {
+		t.Errorf("create by an unguarded context: %v", err)
+	}
+	labelled := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "p0", Labels: labelsFor(w.ns, "p0")}}
+	if err := c.Create(t.Context(), labelled); err != nil {
+		t.Errorf("create in a Virtual Node that is owned: %v", err)
+	}
+	if err := c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "x"}}); err != nil {
+		t.Errorf("create of a kind outside the group: %v", err)
+	}
+	b := w.join("b", nil)
+	w.shared(a, b)
+	for _, p := range []*participant{a, b} {
+		vn, _ := virtualNodeOf(labelled, realV)
+		before := labelled.DeepCopy()
+		labelled.Data = map[string]string{wanted: p.name}
+		err := p.mgr.GetClient().Patch(t.Context(), labelled, client.MergeFrom(before))
+		if owns := p.group.member.owned().Has(vn); owns != (err == nil) || (!owns && !errors.Is(err, ErrNotOwned)) {
+			t.Errorf("%s, owner %t, patches: %v", p.name, owns, err)
+		}
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Setenv("POD_NAME", "pod-0")
+	err := New(Options{WatchGroup: "a.b", Namespace: "ns", Member: "other", Weight: -1, MaxLiveReads: -2,
+		UnownedReads: "Perhaps", Resync: Resync{Period: 90 * time.Second}}).options.validate()
+	for _, want := range []string{`WatchGroup: "a.b"`, `Member: "other" is not the name of the Pod, "pod-0"`, "Weight: -1",
+		"MaxLiveReads: -2", `UnownedReads: "Perhaps"`, "Resync.period: 1m30s"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: does not say %q", err, want)
+		}
+	}
+}
+
+func TestMissingGroupIsNamed(t *testing.T) {
+	api(t)
+	g := New(Options{WatchGroup: "none", Namespace: "default", Member: "a"})
+	_, err := g.NewCache(rest.CopyConfig(apiServer), cache.Options{Scheme: testScheme()})
+	if err == nil || !strings.Contains(err.Error(), "read WatchGroup default/none") {
+		t.Errorf("%v: does not name the group", err)
+	}
+}

@@ -1,0 +1,719 @@
+package watchgroup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
+	"github.com/drover-sh/drover/sharding"
+)
+
+// coordinatorUser is who the coordinator is in the manifests.
+const coordinatorUser = "system:serviceaccount:fleet-system:drover-coordinator"
+
+var (
+	parentKind = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Parent"}
+	childKind  = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Child"}
+)
+
+// everything runs a coordinator as it is deployed: under its ServiceAccount's rights, behind the webhook and the policy of the
+// manifests.
+type everything struct {
+	*process
+	t         *testing.T
+	c         client.Client
+	namespace string
+	group     *lbv1alpha1.WatchGroup
+}
+
+// family makes a group of parents and children.
+func family(s *lbv1alpha1.WatchGroupSpec) {
+	s.Resources = []lbv1alpha1.Resource{{Group: "example.com", Resource: "parents"}, {Group: "example.com", Resource: "children"}}
+}
+
+// manifest reads the objects of a file below manifests/watchgroup.
+func manifest(t *testing.T, file string) []*unstructured.Unstructured {
+	t.Helper()
+	f, err := os.Open(filepath.Join("..", "..", "manifests", "watchgroup", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var list []*unstructured.Unstructured
+	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := d.Decode(u); err != nil {
+			return list
+		}
+		if len(u.Object) > 0 {
+			list = append(list, u)
+		}
+	}
+}
+
+// install creates objects, and deletes them after the test.
+func install(t *testing.T, c client.Client, objects ...client.Object) {
+	t.Helper()
+	for _, o := range objects {
+		if err := c.Create(t.Context(), o); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := client.IgnoreNotFound(c.Delete(context.Background(), o)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// rights binds the roles of the manifests, and one that its users add for their kinds, to the coordinator.
+func rights(t *testing.T, c client.Client) {
+	t.Helper()
+	subject := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: coordinatorUser}}
+	objects := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "family"}, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{"example.com"}, Resources: []string{"parents", "children"},
+		Verbs: []string{"get", "list", "watch", "patch"},
+	}}}
+	install(t, c, objects)
+	names := []string{objects.Name}
+	for _, u := range manifest(t, "role.yaml") {
+		if u.GetKind() == "ClusterRole" {
+			install(t, c, u)
+			names = append(names, u.GetName())
+		}
+	}
+	for _, name := range names {
+		install(t, c, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-" + name}, Subjects: subject,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}})
+	}
+}
+
+// deploy installs webhook and policy, and starts the coordinator. The webhook starts first if down is false.
+func deploy(t *testing.T, o Options, change func(*lbv1alpha1.WatchGroupSpec)) *everything {
+	t.Helper()
+	c, ns := api(t)
+	rights(t, c)
+	serving := &envtest.WebhookInstallOptions{}
+	if err := serving.PrepWithoutInstalling(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = serving.Cleanup() })
+	for _, u := range manifest(t, "webhook.yaml") {
+		hooks, _, _ := unstructured.NestedSlice(u.Object, "webhooks")
+		hooks[0].(map[string]any)["clientConfig"] = map[string]any{
+			"url": fmt.Sprintf("https://%s:%d%s", serving.LocalServingHost, serving.LocalServingPort, WebhookPath),
+		}
+		if err := unstructured.SetNestedSlice(u.Object, hooks, "webhooks"); err != nil {
+			t.Fatal(err)
+		}
+		install(t, c, u)
+	}
+	for _, u := range manifest(t, "policy.yaml") {
+		install(t, c, u)
+	}
+	o.CAFile = filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(o.CAFile, serving.LocalServingCAData, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := rest.CopyConfig(apiServer)
+	config.Impersonate = rest.ImpersonationConfig{UserName: coordinatorUser, Groups: []string{"system:authenticated"}}
+	e := &everything{t: t, c: c, namespace: ns}
+	e.group = newGroup(t, c, ns, func(s *lbv1alpha1.WatchGroupSpec) {
+		family(s)
+		if change != nil {
+			change(s)
+		}
+	})
+	e.process = start(t, config, o, func(m *ctrl.Options) {
+		m.WebhookServer = webhook.NewServer(webhook.Options{Host: serving.LocalServingHost, Port: serving.LocalServingPort,
+			CertDir: serving.LocalServingCertDir})
+	})
+	return e
+}
+
+// guarded waits until webhook and policy are in force for the group's resources.
+func (e *everything) guarded() *everything {
+	e.t.Helper()
+	eventually(e.t, "the webhook labels", func() string {
+		o := e.object(parentKind, "probe-", nil)
+		o.SetGenerateName("probe-")
+		o.SetName("")
+		o.SetAnnotations(map[string]string{sharding.AnnotationHashKey: "probe"})
+		if err := e.c.Create(e.t.Context(), o, client.DryRunAll); err != nil {
+			return err.Error()
+		}
+		if (read(o) == labels{}) {
+			return "not yet"
+		}
+		return ""
+	})
+	probe := e.create(e.object(parentKind, "policy-probe", optIn))
+	eventually(e.t, "the policy refuses", func() string {
+		if err := e.relabel(probe, "99", client.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Sprintf("not yet: %v", err)
+		}
+		return ""
+	})
+	if err := e.c.Delete(e.t.Context(), probe); err != nil {
+		e.t.Fatal(err)
+	}
+	return e
+}
+
+var optIn = map[string]string{sharding.AnnotationLoadBalanced: "true"}
+
+func (e *everything) object(kind schema.GroupVersionKind, name string, annotations map[string]string, owner ...client.Object) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kind)
+	o.SetNamespace(e.namespace)
+	o.SetName(name)
+	o.SetAnnotations(annotations)
+	for _, owner := range owner {
+		o.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GetObjectKind().GroupVersionKind())})
+	}
+	return o
+}
+
+func (e *everything) create(o *unstructured.Unstructured) *unstructured.Unstructured {
+	e.t.Helper()
+	if err := e.c.Create(e.t.Context(), o); err != nil {
+		e.t.Fatal(err)
+	}
+	return o
+}
+
+// relabel edits the label by hand; "" takes it away.
+func (e *everything) relabel(o *unstructured.Unstructured, vn string, opts ...client.PatchOption) error {
+	value, _ := json.Marshal(vn)
+	if vn == "" {
+		value = []byte("null")
+	}
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, sharding.LabelVirtualNode, value)
+	return e.c.Patch(e.t.Context(), o.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(patch)), opts...)
+}
+
+func (e *everything) get(o *unstructured.Unstructured) *unstructured.Unstructured {
+	e.t.Helper()
+	if err := e.c.Get(e.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+		e.t.Fatal(err)
+	}
+	return o
+}
+
+// key is the hash key of an object with nothing said.
+func (e *everything) key(kind schema.GroupVersionKind, name string) string {
+	return sharding.ObjectRef{Group: kind.Group, Kind: kind.Kind, Namespace: e.namespace, Name: name}.Key()
+}
+
+func (e *everything) wantLabels(o *unstructured.Unstructured, hashKey string) {
+	e.t.Helper()
+	b := sharding.BucketsFor(100, sharding.DefaultMaxBuckets)
+	if got, want := read(o), labelsOf(b, sharding.VirtualNodeOf(hashKey, 100)); got != want {
+		e.t.Errorf("%s %s carries %v, want %v", o.GetKind(), o.GetName(), got, want)
+	}
+}
+
+var all = Options{Coordinate: true, Backfill: true, Webhook: true}
+
+// The key is the annotation, else the controller owner's, else the object's own name; who does not opt in is left alone.
+func TestObjectsAreLabelledWhenTheyAreCreated(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	parent := e.create(e.object(parentKind, "p", optIn))
+	e.wantLabels(parent, e.key(parentKind, "p"))
+	e.wantLabels(e.create(e.object(childKind, "c", nil, parent)), e.key(parentKind, "p"))
+	keyed := e.create(e.object(parentKind, "keyed", map[string]string{sharding.AnnotationHashKey: "k"}))
+	e.wantLabels(keyed, "k")
+	e.wantLabels(e.create(e.object(childKind, "keyed-child", nil, keyed)), "k")
+	if o := e.create(e.object(parentKind, "out", nil)); read(o) != (labels{}) {
+		t.Errorf("it did not opt in, and carries %v", read(o))
+	}
+	copied := e.object(parentKind, "copied", nil)
+	copied.SetLabels(parent.GetLabels())
+	if e.create(copied); read(copied) != (labels{}) {
+		t.Errorf("it did not opt in, and keeps the labels that it was copied with: %v", read(copied))
+	}
+	wrong := e.object(parentKind, "wrong", optIn)
+	wrong.SetLabels(map[string]string{sharding.LabelVirtualNode: "1", "mine": "kept"})
+	e.wantLabels(e.create(wrong), e.key(parentKind, "wrong"))
+	if wrong.GetLabels()["mine"] != "kept" {
+		t.Errorf("other labels are gone: %v", wrong.GetLabels())
+	}
+	// A child follows its parent's label even if the parent's key has been changed since.
+	parent.SetAnnotations(map[string]string{sharding.AnnotationHashKey: "later"})
+	if err := e.c.Update(t.Context(), parent); err != nil {
+		t.Fatal(err)
+	}
+	e.wantLabels(e.get(parent), e.key(parentKind, "p"))
+	e.wantLabels(e.create(e.object(childKind, "late", nil, parent)), e.key(parentKind, "p"))
+}
+
+func TestEveryObjectTakesPartWhereTheGroupSaysSo(t *testing.T) {
+	e := deploy(t, all, func(s *lbv1alpha1.WatchGroupSpec) { s.OptIn = lbv1alpha1.OptInAll })
+	old := e.create(e.object(parentKind, "old", nil))
+	eventually(t, "it is labelled, by whomever", func() string {
+		if read(e.get(old)) == (labels{}) {
+			return "not yet"
+		}
+		return ""
+	})
+	e.wantLabels(old, e.key(parentKind, "old"))
+}
+
+// Trap 7: the API server makes up the name after admission, so that such a root is labelled late.
+func TestRootsWithGeneratedNamesAreLabelledLate(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	root := e.object(parentKind, "", optIn)
+	root.SetGenerateName("root-")
+	e.create(root)
+	eventually(t, "the root is labelled", func() string {
+		if read(e.get(root)) == (labels{}) {
+			return "not yet"
+		}
+		return ""
+	})
+	e.wantLabels(root, e.key(parentKind, root.GetName()))
+	child := e.object(childKind, "", nil, root)
+	child.SetGenerateName("child-")
+	e.wantLabels(e.create(child), e.key(parentKind, root.GetName()))
+}
+
+// Trap 8: objects that are older than the webhook are labelled children first, and only they are written.
+func TestTheBackfillLabelsChildrenBeforeTheirParents(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	var parents, children []*unstructured.Unstructured
+	for i := range 20 {
+		p := e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn))
+		parents = append(parents, p)
+		for k := range 3 {
+			children = append(children, e.create(e.object(childKind, fmt.Sprintf("c%02d-%d", i, k), nil, p)))
+		}
+	}
+	out := e.create(e.object(parentKind, "out", nil))
+	watch, err := client.NewWithWatch(apiServer, client.Options{Scheme: testScheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(parentKind)
+	events, err := watch.Watch(t.Context(), list, client.InNamespace(ns), client.HasLabels{sharding.LabelVirtualNode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+
+	e.group = newGroup(t, c, ns, family)
+	e.process = start(t, apiServer, Options{Backfill: true})
+	deadline := time.After(patience)
+	for range parents {
+		select {
+		case event := <-events.ResultChan():
+			p, ok := event.Object.(*unstructured.Unstructured)
+			if !ok {
+				t.Fatalf("event %v", event)
+			}
+			e.wantLabels(p, e.key(parentKind, p.GetName()))
+			for k := range 3 {
+				child := e.get(e.object(childKind, "c"+p.GetName()[1:]+fmt.Sprintf("-%d", k), nil))
+				if read(child) == (labels{}) {
+					t.Errorf("%s is labelled before its child %s", p.GetName(), child.GetName())
+				}
+				e.wantLabels(child, e.key(parentKind, p.GetName()))
+			}
+		case <-deadline:
+			t.Fatal("parents stay unlabelled")
+		}
+	}
+	if read(e.get(out)) != (labels{}) {
+		t.Error("an object that did not opt in is labelled")
+	}
+	e.stop()
+	if n := e.objectWrites(); n != len(parents)+len(children) {
+		t.Errorf("%d writes label %d objects", n, len(parents)+len(children))
+	}
+}
+
+// objectWrites counts the process's writes of parents and children.
+func (e *everything) objectWrites() int {
+	e.writes.mu.Lock()
+	defer e.writes.mu.Unlock()
+	n := 0
+	for what, count := range e.writes.count {
+		if strings.Contains(what, "/example.com/") {
+			n += count
+		}
+	}
+	return n
+}
+
+// An object that opts in by an update has children perhaps: the backfill labels it after them, not the webhook before.
+func TestOptingInLaterLabelsChildrenFirst(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	parent := e.create(e.object(parentKind, "p", nil))
+	child := e.create(e.object(childKind, "c", nil, parent))
+	parent.SetAnnotations(optIn)
+	if err := e.c.Update(t.Context(), parent); err != nil {
+		t.Fatal(err)
+	}
+	if read(parent) != (labels{}) && read(e.get(child)) == (labels{}) {
+		t.Error("the parent is labelled before its child")
+	}
+	eventually(t, "both are labelled", func() string {
+		if read(e.get(parent)) == (labels{}) {
+			return "not yet"
+		}
+		if read(e.get(child)) == (labels{}) {
+			t.Error("the parent is labelled before its child")
+		}
+		return ""
+	})
+	e.wantLabels(child, e.key(parentKind, "p"))
+}
+
+// Trap 9: a label that is edited by hand is refused, with the reason; one that a writer leaves out stays.
+func TestLabelsAreNotEditedByHand(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	o := e.create(e.object(parentKind, "p", optIn))
+	want := read(o)
+	err := e.relabel(o, "99")
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), sharding.LabelVirtualNode) ||
+		!strings.Contains(err.Error(), want.virtualNode) {
+		t.Errorf("an edit ended with %v", err)
+	}
+	if err := e.relabel(o, ""); err != nil {
+		t.Errorf("leaving the label out ended with %v", err)
+	}
+	o.SetLabels(map[string]string{"mine": "kept"})
+	if err := e.c.Update(t.Context(), o); err != nil {
+		t.Errorf("putting the object without labels ended with %v", err)
+	}
+	if got := read(e.get(o)); got != want || o.GetLabels()["mine"] != "kept" {
+		t.Errorf("it carries %v, want %v", o.GetLabels(), want)
+	}
+	stranger := e.create(e.object(parentKind, "stranger", nil))
+	if err := e.relabel(stranger, "5"); err != nil {
+		t.Errorf("%v", err)
+	}
+	if got := read(e.get(stranger)); got != (labels{}) {
+		t.Errorf("a label that was put on by hand stays: %v", got)
+	}
+	// With the webhook down the policy alone keeps it.
+	e.stop()
+	if err := e.relabel(o, "99"); !apierrors.IsForbidden(err) {
+		t.Errorf("an edit while the webhook is down ended with %v", err)
+	}
+	if err := e.relabel(o, ""); !apierrors.IsForbidden(err) {
+		t.Errorf("a removal while the webhook is down ended with %v", err)
+	}
+}
+
+// While the webhook is down objects are created all the same. They are labelled later, and so are those whose labels are none
+// of a Virtual Node's.
+func TestWhatTheWebhookMissedIsLabelledLater(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	e.group = newGroup(t, c, ns, family)
+	missed := e.create(e.object(parentKind, "missed", optIn))
+	bad := map[string]map[string]string{
+		"letters":   {sharding.LabelVirtualNode: "abc", sharding.LabelBucket: "1"},
+		"too-large": {sharding.LabelVirtualNode: "100", sharding.LabelBucket: "100"},
+		"no-bucket": {sharding.LabelVirtualNode: "7"},
+	}
+	for name, l := range bad {
+		o := e.object(parentKind, name, optIn)
+		o.SetLabels(l)
+		e.create(o)
+	}
+	e.process = start(t, apiServer, Options{Backfill: true})
+	eventually(t, "everything is labelled", func() string {
+		for name := range bad {
+			o := e.get(e.object(parentKind, name, nil))
+			if _, ok := read(o).valid(sharding.BucketsFor(100, sharding.DefaultMaxBuckets)); !ok {
+				return fmt.Sprintf("%s carries %v", name, read(o))
+			}
+		}
+		if read(e.get(missed)) == (labels{}) {
+			return "missed is not"
+		}
+		return ""
+	})
+	e.wantLabels(missed, e.key(parentKind, "missed"))
+	e.wantLabels(e.get(e.object(parentKind, "letters", nil)), e.key(parentKind, "letters"))
+	if got := read(e.get(e.object(parentKind, "no-bucket", nil))); got.virtualNode != "7" {
+		t.Errorf("its Virtual Node was right and has become %s", got.virtualNode)
+	}
+}
+
+// What cannot be labelled is reported: in the status with its number and age, and in the metrics.
+func TestObjectsThatStayUnlabelledAreReported(t *testing.T) {
+	c, ns := api(t)
+	k := newCast(t, c, newGroup(t, c, ns, family))
+	e := &everything{t: t, c: c, namespace: ns, group: k.group}
+	for i := range 3 {
+		e.create(e.object(parentKind, fmt.Sprintf("p%d", i), optIn))
+	}
+	e.process = start(t, apiServer, Options{Coordinate: true, Backfill: true})
+	cut := func(req *http.Request) error {
+		if strings.Contains(req.URL.Path, "/example.com/") {
+			return errors.New("it does not get through")
+		}
+		return nil
+	}
+	e.writes.cut.Store(&cut)
+	eventually(t, "the alarm is raised", func() string {
+		g := &lbv1alpha1.WatchGroup{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(k.group), g); err != nil {
+			return err.Error()
+		}
+		if !meta.IsStatusConditionTrue(g.Status.Conditions, lbv1alpha1.ConditionUnlabelled) || g.Status.UnlabelledObjects < 3 ||
+			g.Status.OldestUnlabelled == nil {
+			return fmt.Sprintf("%+v", g.Status)
+		}
+		return ""
+	})
+	if got := e.gauge("drover_watchgroup_unlabelled_objects"); got < 3 {
+		t.Errorf("the metric says %v", got)
+	}
+	if got := e.gauge("drover_watchgroup_oldest_unlabelled_seconds"); got <= 0 {
+		t.Errorf("the oldest is %v s old", got)
+	}
+	e.writes.cut.Store(nil)
+	eventually(t, "the alarm ends", func() string {
+		g := &lbv1alpha1.WatchGroup{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(k.group), g); err != nil {
+			return err.Error()
+		}
+		if meta.IsStatusConditionTrue(g.Status.Conditions, lbv1alpha1.ConditionUnlabelled) || g.Status.UnlabelledObjects != 0 {
+			return fmt.Sprintf("%+v", g.Status)
+		}
+		return ""
+	})
+}
+
+func TestAResourceThatIsNotServedIsNamed(t *testing.T) {
+	c, ns := api(t)
+	k := newCast(t, c, newGroup(t, c, ns, func(s *lbv1alpha1.WatchGroupSpec) {
+		s.Resources = append(s.Resources, lbv1alpha1.Resource{Group: "example.com", Resource: "nobodys"})
+	}))
+	start(t, apiServer, Options{Coordinate: true, Backfill: true})
+	k.join("a", nil)
+	k.share(map[string]int{"a": 100})
+	eventually(t, "the resource is named", func() string {
+		g := &lbv1alpha1.WatchGroup{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(k.group), g); err != nil {
+			return err.Error()
+		}
+		cond := meta.FindStatusCondition(g.Status.Conditions, lbv1alpha1.ConditionUnlabelled)
+		if cond == nil || cond.Reason != lbv1alpha1.ReasonBackfillFailed || !strings.Contains(cond.Message, "nobodys.example.com") {
+			return fmt.Sprint(cond)
+		}
+		return ""
+	})
+}
+
+// Virtual Nodes that nobody owns are an alarm, with the objects that lie in them.
+func TestObjectsThatNobodyOwnsAreCounted(t *testing.T) {
+	c, ns := api(t)
+	k := newCast(t, c, newGroup(t, c, ns, family))
+	e := &everything{t: t, c: c, namespace: ns, group: k.group}
+	for i := range 5 {
+		e.create(e.object(parentKind, fmt.Sprintf("p%d", i), optIn))
+	}
+	e.process = start(t, apiServer, Options{Coordinate: true, Backfill: true})
+	eventually(t, "nobody owns anything", func() string {
+		g := &lbv1alpha1.WatchGroup{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(k.group), g); err != nil {
+			return err.Error()
+		}
+		cond := meta.FindStatusCondition(g.Status.Conditions, lbv1alpha1.ConditionUnowned)
+		if cond == nil || cond.Reason != lbv1alpha1.ReasonNoMembers || g.Status.Unowned != 100 || g.Status.UnownedObjects < 5 {
+			return fmt.Sprintf("%+v", g.Status)
+		}
+		return ""
+	})
+	if got := e.gauge("drover_watchgroup_unowned_seconds"); got <= 0 {
+		t.Errorf("they have been unowned for %v s", got)
+	}
+	k.join("a", nil)
+	if g := k.quiet(1); g.Status.UnownedObjects != 0 {
+		t.Errorf("%d objects are unowned", g.Status.UnownedObjects)
+	}
+}
+
+// gauge returns the value of a metric of the test's group.
+func (e *everything) gauge(name string) float64 {
+	return metricValue(e.t, e.metrics, name, e.group)
+}
+
+// Members come and go, gracefully and not, and no object is written for it.
+func TestAMembershipChangeWritesNoObject(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	k := newCast(t, e.c, e.group)
+	versions := func() map[string]string {
+		found := make(map[string]string)
+		for _, kind := range []schema.GroupVersionKind{parentKind, childKind} {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(kind)
+			if err := e.c.List(t.Context(), list, client.InNamespace(e.namespace)); err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range list.Items {
+				found[o.GetKind()+"/"+o.GetName()] = o.GetResourceVersion()
+			}
+		}
+		return found
+	}
+	for i := range 30 {
+		p := e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn))
+		e.create(e.object(childKind, fmt.Sprintf("c%02d", i), nil, p))
+	}
+	before := versions()
+	k.join("a", nil)
+	k.share(map[string]int{"a": 100})
+	b := k.join("b", nil)
+	k.share(map[string]int{"a": 50, "b": 50})
+	k.join("c", nil)
+	k.share(map[string]int{"a": 34, "b": 33, "c": 33})
+	b.kill()
+	k.share(map[string]int{"a": 50, "c": 50})
+	k.members["c"].leave()
+	k.share(map[string]int{"a": 100})
+	k.quiet(1)
+	if after := versions(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("objects were written:\nbefore %v\nafter  %v", before, after)
+	}
+	if n := e.objectWrites(); n != 0 {
+		t.Errorf("the coordinator wrote objects %d times", n)
+	}
+}
+
+// The fence: what a member's Pod writes to an object of another member is refused by the API server.
+func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	k := newCast(t, e.c, e.group)
+	clients, err := kubernetes.NewForConfig(apiServer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "controller"}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "family-members"}, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{"example.com"}, Resources: []string{"parents"}, Verbs: []string{"get", "patch"}}}}
+	install(t, e.c, account, role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "family-members"},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: e.namespace, Name: account.Name}},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
+	for _, u := range manifest(t, filepath.Join("fence", "fence.yaml")) {
+		data, err := u.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(data), "serviceaccount:example:", "serviceaccount:"+e.namespace+":")
+		text = strings.ReplaceAll(text, `"namespace":"example"`, `"namespace":"`+e.namespace+`"`)
+		if err := u.UnmarshalJSON([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		install(t, e.c, u)
+	}
+	writer := make(map[string]client.Client)
+	for _, id := range []string{"a", "b"} {
+		p := k.newPod(id)
+		k.join(id, p)
+		token, err := clients.CoreV1().ServiceAccounts(e.namespace).CreateToken(t.Context(), account.Name,
+			&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600),
+				BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: p.Name, UID: p.UID}}},
+			metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := rest.AnonymousClientConfig(apiServer)
+		config.BearerToken = token.Status.Token
+		if writer[id], err = client.New(config, client.Options{Scheme: testScheme()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.share(map[string]int{"a": 50, "b": 50})
+	k.quiet(2)
+	touch := client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"touched":true}}`))
+	owner := func(o *unstructured.Unstructured) (own, other string) {
+		vn, err := sharding.ParseVirtualNode(o.GetLabels()[sharding.LabelVirtualNode], 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.members["a"].m.Owned().Has(vn) {
+			return "a", "b"
+		}
+		return "b", "a"
+	}
+	seen := make(map[string]bool)
+	for i := range 20 {
+		o := e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn))
+		own, other := owner(o)
+		seen[own] = true
+		eventually(t, "the fence stands", func() string {
+			err := writer[other].Patch(t.Context(), o.DeepCopy(), touch)
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "is not owned by "+other) {
+				return fmt.Sprintf("a write by the other member ended with %v", err)
+			}
+			return ""
+		})
+		if err := writer[own].Patch(t.Context(), o.DeepCopy(), touch); err != nil {
+			t.Errorf("a write by the owner %s ended with %v", own, err)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("only %v own objects", seen)
+	}
+}
+
+// The rules of webhook and policy name the groups' resources and nothing else.
+func TestRulesFollowTheGroups(t *testing.T) {
+	e := deploy(t, all, nil).guarded()
+	want := func(what string, check func(rule admissionregistrationv1.Rule) bool) {
+		t.Helper()
+		eventually(t, what, func() string {
+			config := &admissionregistrationv1.MutatingWebhookConfiguration{}
+			policy := &admissionregistrationv1.ValidatingAdmissionPolicy{}
+			if err := errors.Join(e.c.Get(t.Context(), client.ObjectKey{Name: WebhookConfigurationName}, config),
+				e.c.Get(t.Context(), client.ObjectKey{Name: PolicyName}, policy)); err != nil {
+				return err.Error()
+			}
+			a, b := config.Webhooks[0].Rules, policy.Spec.MatchConstraints.ResourceRules
+			if len(a) != 1 || len(b) != 1 || !check(a[0].Rule) || !check(b[0].Rule) {
+				return fmt.Sprintf("%v, %v", a, b)
+			}
+			return ""
+		})
+	}
+	want("parents and children", func(r admissionregistrationv1.Rule) bool {
+		return fmt.Sprint(r.APIGroups, r.Resources) == "[example.com] [children parents]"
+	})
+	removeGroups(t, e.c, e.namespace)
+	want("nothing", func(r admissionregistrationv1.Rule) bool { return fmt.Sprint(r.Resources) == "[nothing]" })
+}

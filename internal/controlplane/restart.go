@@ -1,0 +1,73 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/drover-sh/drover/internal/process"
+)
+
+// EtcdURL is where etcd serves its clients, without TLS, on loopback.
+func (cp *ControlPlane) EtcdURL() string { return cp.env.ControlPlane.Etcd.URL.String() }
+
+// RestartAPIServer ends kube-apiserver with SIGKILL and starts it again, with the same flags, on the same port, over the
+// same etcd. It returns when the API server is ready again, unless ctx ends before.
+func (cp *ControlPlane) RestartAPIServer(ctx context.Context) error {
+	const name = "kube-apiserver"
+	cp.restarting.Lock()
+	defer cp.restarting.Unlock()
+	if cp.apiServer == nil {
+		args, err := cp.endFirstAPIServer(ctx)
+		if err != nil {
+			return fmt.Errorf("restarting %s: %w", name, err)
+		}
+		cp.apiServerArgs = args
+	} else if err := cp.apiServer.Kill(); err != nil {
+		return fmt.Errorf("restarting %s: %w", name, err)
+	}
+	path, err := Binary(name)
+	if err != nil {
+		return err
+	}
+	// envtest knows its own process only. From here on this one is the group's, which ends it.
+	cp.apiServer, err = cp.group.Start(process.Spec{Name: name, Path: path, Args: cp.apiServerArgs})
+	if err != nil {
+		return err
+	}
+	return cp.apiServer.WaitReady(ctx, strings.TrimSuffix(cp.config.Host, "/")+"/readyz")
+}
+
+// endFirstAPIServer kills the process that envtest has started, and returns its arguments.
+func (cp *ControlPlane) endFirstAPIServer(ctx context.Context) ([]string, error) {
+	pid, err := cp.group.WrappedPID("kube-apiserver")
+	if err != nil {
+		return nil, err
+	}
+	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return nil, err
+	}
+	args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:]
+	if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return nil, fmt.Errorf("pid %d: %w", pid, err)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for { // envtest waits for its child
+		if err := syscall.Kill(pid, 0); errors.Is(err, syscall.ESRCH) {
+			return args, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("pid %d does not end: %w", pid, context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+}
