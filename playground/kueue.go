@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -81,17 +82,19 @@ func (v *view) followKueue(ctx context.Context) error {
 	return v.follow(ctx, &kueue.Workload{}, &kueue.AdmissionCheck{}, &autoscalingv1.ProvisioningRequest{})
 }
 
-// awaitChecks waits until every AdmissionCheck is Active: a queue whose check is not admits nothing.
-func (s *Stage) awaitChecks() {
-	s.Await("the admission check is Active", func(w *World) (bool, string) {
-		for _, check := range w.AdmissionChecks() {
-			if c := apimeta.FindStatusCondition(check.Status.Conditions, kueue.AdmissionCheckActive); !isTrue(c) {
-				if c == nil {
-					return false, check.Name + " has no condition"
-				}
-				return false, fmt.Sprintf("%s: %s (%s)", check.Name, c.Reason, c.Message)
+// awaitChecks waits until the AdmissionChecks are Active: a queue whose check is not admits nothing.
+func (s *Stage) awaitChecks(names ...string) {
+	for _, name := range names {
+		s.Await("admission check "+name+" is Active", func(w *World) (bool, string) {
+			check := w.AdmissionCheck(name)
+			if check == nil {
+				return false, "no such check"
 			}
-		}
-		return len(w.AdmissionChecks()) > 0, "none"
-	})
+			c := apimeta.FindStatusCondition(check.Status.Conditions, kueue.AdmissionCheckActive)
+			if c == nil {
+				return false, "no condition"
+			}
+			return c.Status == metav1.ConditionTrue, fmt.Sprintf("%s: %s", c.Reason, c.Message)
+		})
+	}
 }

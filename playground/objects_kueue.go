@@ -43,8 +43,8 @@ func flavor(name, label, value, topology string) *kueue.ResourceFlavor {
 	return f
 }
 
-// queue is a ClusterQueue that has quota for that many GPUs in each of the flavors, in their order, and a LocalQueue of the
-// same name. Its workloads have to pass the check.
+// queue is a LocalQueue, and a ClusterQueue story-<name> that has quota for that many GPUs in each of the flavors, in their
+// order. Its workloads have to pass the check.
 func queue(name string, gpus int64, check string, flavors ...string) []client.Object {
 	quota := func(name corev1.ResourceName, q resource.Quantity) kueue.ResourceQuota {
 		return kueue.ResourceQuota{Name: name, NominalQuota: q}
@@ -62,7 +62,7 @@ func queue(name string, gpus int64, check string, flavors ...string) []client.Ob
 	}
 	return []client.Object{
 		&kueue.ClusterQueue{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
+			ObjectMeta: metav1.ObjectMeta{Name: "story-" + name},
 			Spec: kueue.ClusterQueueSpec{
 				NamespaceSelector: &metav1.LabelSelector{},
 				ResourceGroups:    []kueue.ResourceGroup{group},
@@ -73,7 +73,7 @@ func queue(name string, gpus int64, check string, flavors ...string) []client.Ob
 		},
 		&kueue.LocalQueue{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       kueue.LocalQueueSpec{ClusterQueue: kueue.ClusterQueueReference(name)},
+			Spec:       kueue.LocalQueueSpec{ClusterQueue: kueue.ClusterQueueReference("story-" + name)},
 		},
 	}
 }
@@ -134,9 +134,6 @@ func admitted(wl *kueue.Workload) bool {
 func reserved(wl *kueue.Workload) bool {
 	return apimeta.IsStatusConditionTrue(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
 }
-
-// isTrue says whether the condition is there and true.
-func isTrue(c *metav1.Condition) bool { return c != nil && c.Status == metav1.ConditionTrue }
 
 // checkState is that of the workload's first check; the zero value where it has none yet.
 func checkState(wl *kueue.Workload) kueue.AdmissionCheckState {

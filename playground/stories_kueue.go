@@ -46,18 +46,18 @@ func KueueHint() Story {
 				return ""
 			})
 			s.AtMostNodes(jobs * pods)
-			s.Create(flavor("gpu-h100", typeLabel, "a3-highgpu-8g", ""))
+			s.Create(flavor("h100", typeLabel, "a3-highgpu-8g", ""))
 			// A tenth of the stock is left when six are in, which is a sign of Low.
-			s.Create(capacityCheck("fleet-capacity", fleetv1alpha1.CapacityCheckConfigSpec{MinAvailability: fleetv1alpha1.AvailabilityLow})...)
-			s.Create(queue("training", 512, "fleet-capacity", "gpu-h100")...)
-			s.awaitChecks()
+			s.Create(capacityCheck("story-capacity", fleetv1alpha1.CapacityCheckConfigSpec{MinAvailability: fleetv1alpha1.AvailabilityLow})...)
+			s.Create(queue("training", 512, "story-capacity", "h100")...)
+			s.awaitChecks("story-capacity")
 			s.Step("a queue with quota for 512 GPUs; its admission check asks the fleet, which can have %d nodes of %d", stock, gpus)
 			for i := range jobs {
 				s.Create(queued("training", job(fmt.Sprintf("train-%02d", i+1), pods, training("train"))))
 			}
 			s.Step("%d jobs of %d pods of %d GPUs each", jobs, pods, gpus)
 
-			waits := fmt.Sprintf("needs %d × %d %s in flavor gpu-h100; 1 available", pods, gpus, resourceGPU)
+			waits := fmt.Sprintf("needs %d × %d %s in flavor h100; 1 available", pods, gpus, resourceGPU)
 			s.awaitAdmitted(stock/pods, waits)
 			s.Step("%d workloads admitted, %d hold quota and wait", stock/pods, jobs-stock/pods)
 			waiting := s.waiting()
@@ -121,13 +121,13 @@ func KueueProvision() Story {
 			provision := fleetv1alpha1.CapacityCheckConfigSpec{
 				Mode: fleetv1alpha1.CapacityCheckProvision, CheckPeriod: duration(time.Second),
 			}
-			s.Create(flavor("gpu-h100", typeLabel, "a3-highgpu-8g", ""), flavor("gpu-a100", typeLabel, "a2-ultragpu-8g", ""))
-			s.Create(capacityCheck("fleet-capacity", provision)...)
-			s.Create(queue("training", 512, "fleet-capacity", "gpu-h100")...)
+			s.Create(flavor("h100", typeLabel, "a3-highgpu-8g", ""), flavor("a100", typeLabel, "a2-ultragpu-8g", ""))
+			s.Create(capacityCheck("story-capacity", provision)...)
+			s.Create(queue("training", 512, "story-capacity", "h100")...)
 			provision.Timeout = duration(timeout)
-			s.Create(capacityCheck("impatient", provision)...)
-			s.Create(queue("impatient", 512, "impatient", "gpu-a100")...)
-			s.awaitChecks()
+			s.Create(capacityCheck("story-impatient", provision)...)
+			s.Create(queue("impatient", 512, "story-impatient", "a100")...)
+			s.awaitChecks("story-capacity", "story-impatient")
 
 			s.Create(queued("impatient", job("late", late, training("late"))))
 			s.Await("late has asked in vain, given its quota back, and withdrawn its requests", func(w *World) (bool, string) {
@@ -180,10 +180,10 @@ func KueueTAS() Story {
 			s.AddStaticNode("system-1", quantities("cpu", "4", "memory", "16Gi", "pods", "110"))
 			s.AtMostNodes(pods)
 			s.Create(&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "playground-training"}, Value: 1000})
-			s.Create(racks("racks"), flavor("gpu-racks", typeLabel, "a3-highgpu-8g", "racks"))
-			s.Create(provisioningCheck("fleet-provisioning")...)
-			s.Create(queue("racks", 512, "fleet-provisioning", "gpu-racks")...)
-			s.awaitChecks()
+			s.Create(racks("story-racks"), flavor("h100-racks", typeLabel, "a3-highgpu-8g", "story-racks"))
+			s.Create(provisioningCheck("story-provisioning")...)
+			s.Create(queue("racks", 512, "story-provisioning", "h100-racks")...)
+			s.awaitChecks("story-provisioning")
 			template := inOneRack(training("train"))
 			template.Spec.PriorityClassName = "playground-training"
 			s.Create(queued("racks", job("train", pods, template)))
@@ -233,7 +233,7 @@ func KueueTAS() Story {
 
 // KueueStockout has two kinds of nodes, and none of the kind that Kueue prefers.
 func KueueStockout() Story {
-	const pods, either = 4, "gpu-either"
+	const pods, either = 4, "h100-or-a100"
 	h100, a100 := gpuOffering(rack("us-east-1a", "rack-1a-07", 0)), a100Offering(rack("us-east-1b", "rack-1b-03", 40))
 	h100.Labels = map[string]string{"gpu-class": "large"}
 	a100.Labels = map[string]string{"gpu-class": "large"}
@@ -247,14 +247,14 @@ func KueueStockout() Story {
 			s.AtMostNodes(2 * pods)
 			s.Create(flavor("h100", typeLabel, h100.InstanceType, ""), flavor("a100", typeLabel, a100.InstanceType, ""),
 				flavor(either, "gpu-class", "large", ""))
-			s.Create(capacityCheck("fleet-capacity", fleetv1alpha1.CapacityCheckConfigSpec{
+			s.Create(capacityCheck("story-capacity", fleetv1alpha1.CapacityCheckConfigSpec{
 				Timeout: duration(3 * time.Second), BackoffBase: duration(2 * time.Second), BackoffMax: duration(4 * time.Second),
 				CheckPeriod: duration(time.Second),
 			})...)
-			flavors := queue("two-flavors", 512, "fleet-capacity", "h100", "a100")
+			flavors := queue("two-flavors", 512, "story-capacity", "h100", "a100")
 			s.Create(flavors...)
-			s.Create(queue("one-flavor", 512, "fleet-capacity", either)...)
-			s.awaitChecks()
+			s.Create(queue("one-flavor", 512, "story-capacity", either)...)
+			s.awaitChecks("story-capacity")
 
 			s.Create(queued("two-flavors", job("picky", pods, training("picky"))))
 			waits := fmt.Sprintf("needs %d × 8 %s in flavor h100; 0 available", pods, resourceGPU)

@@ -320,10 +320,8 @@ func (w *World) WorkloadOf(job string) *kueue.Workload {
 	return nil
 }
 
-// AdmissionChecks are all there are.
-func (w *World) AdmissionChecks() []*kueue.AdmissionCheck {
-	return sorted(w.v.checks, func(*kueue.AdmissionCheck) bool { return true })
-}
+// AdmissionCheck by name; nil when there is none.
+func (w *World) AdmissionCheck(name string) *kueue.AdmissionCheck { return w.v.checks[name] }
 
 // ProvisioningRequests of the story.
 func (w *World) ProvisioningRequests() []*autoscalingv1.ProvisioningRequest {

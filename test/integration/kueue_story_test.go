@@ -92,9 +92,9 @@ func expectTold(t *testing.T, shown *tables) {
 	in, waiting := 0, 0
 	for _, row := range rows[1:] {
 		switch f := strings.Fields(row); {
-		case len(f) == 5 && f[1] == "training" && f[2] == "training" && f[3] == "True":
+		case len(f) == 5 && f[1] == "training" && f[2] == "story-training" && f[3] == "True":
 			in++
-		case len(f) >= 4 && f[1] == "training" && f[2] == "training":
+		case len(f) >= 4 && f[1] == "training" && f[2] == "story-training":
 			waiting++
 		}
 	}
@@ -106,8 +106,8 @@ func expectTold(t *testing.T, shown *tables) {
 		says  []string
 	}{
 		{"kueue-hint", []string{
-			"State:    Pending", "Message:  needs 4 × 8 nvidia.com/gpu in flavor gpu-h100; 1 available",
-			"CapacityShort", "fleet-capacity: needs 4 × 8 nvidia.com/gpu in flavor gpu-h100",
+			"State:    Pending", "Message:  needs 4 × 8 nvidia.com/gpu in flavor h100; 1 available",
+			"CapacityShort", "story-capacity: needs 4 × 8 nvidia.com/gpu in flavor h100",
 		}},
 		{"kueue-provision", []string{"State:    Pending", "Message:  needs 8 × 8 nvidia.com/gpu"}},
 		{"kueue-tas", []string{"State:    Ready", "Admitted"}},
