@@ -57,12 +57,14 @@ func TestChaosExclusive(t *testing.T) {
 	c.rage(s)
 	c.quiet()
 	records := c.history()
-	for i, v := range check(records) {
-		if i == 20 {
-			t.Errorf("… and more")
-			break
+	count := make(map[history.Invariant]int)
+	for _, v := range check(records) {
+		if count[v.Invariant]++; count[v.Invariant] <= 3 {
+			t.Errorf("%s\n%s", v, around(records, v))
 		}
-		t.Errorf("%s\n%s", v, around(records, v))
+	}
+	if len(count) > 0 {
+		t.Errorf("violations of each invariant: %v", count)
 	}
 }
 
@@ -93,7 +95,7 @@ func (c *cluster) rage(s settings) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), s.length)
 	defer cancel()
 	var wait sync.WaitGroup
-	wait.Go(func() { u.run(ctx, 40*time.Millisecond) })
+	wait.Go(func() { u.run(ctx, 20*time.Millisecond) })
 	f.run(ctx)
 	wait.Wait()
 	c.note("", "chaos ends")
