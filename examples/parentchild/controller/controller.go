@@ -23,7 +23,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups=parentchild.drover.sh,resources=parents;gates,verbs=get;list;watch
-// +kubebuilder:rbac:groups=parentchild.drover.sh,resources=children,verbs=get;list;watch;create;update
+// +kubebuilder:rbac:groups=parentchild.drover.sh,resources=children,verbs=get;list;watch;create;patch
 // +kubebuilder:rbac:groups=parentchild.drover.sh,resources=parents/finalizers,verbs=update
 
 // A Reconciler keeps one Child for each Parent, with the Parent's value.
@@ -68,7 +68,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	case child.Spec.Value != parent.Spec.Value:
 		changed := child.DeepCopy()
 		changed.Spec.Value = parent.Spec.Value
-		return reconcile.Result{}, r.Client.Update(ctx, changed)
+		return reconcile.Result{}, r.Client.Patch(ctx, changed, client.MergeFrom(child))
 	}
 	return reconcile.Result{}, nil
 }
