@@ -217,7 +217,7 @@ func (e *member) waitForEvents(r sharding.Resource) {
 	}
 	e.patient[r] = true
 	life := e.life
-	e.after(behindPatience, func() {
+	e.after(e.patience, func() {
 		e.patient[r] = false
 		if still := behind.Intersect(e.m.Behind(r)); life.Err() == nil && !still.Empty() {
 			e.lose(r, still)

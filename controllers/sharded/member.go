@@ -71,6 +71,7 @@ type member struct {
 	ready    sharding.Set   // what is served: owned, and no read waits
 	arrivals []arrival
 	patient  map[sharding.Resource]bool
+	patience time.Duration // behindPatience, but for tests
 	doomed   map[place][]*deletion
 	sending  int           // writes under way
 	settled  bool          // the first slice of the session has been dealt with
@@ -105,14 +106,15 @@ type memberConfig struct {
 func newMember(c memberConfig, kinds []*kind) *member {
 	e := &member{
 		id: c.id, v: c.v, buckets: c.buckets, policy: c.policy, clock: c.clock, record: c.record, metrics: c.metrics, log: c.log,
-		kinds:   make(map[sharding.Resource]*kind),
-		byKind:  make(map[schema.GroupKind]*kind),
-		started: make(chan struct{}),
-		publish: make(chan struct{}, 1),
-		acted:   make(chan struct{}, 1),
-		changed: make(chan struct{}),
-		patient: make(map[sharding.Resource]bool),
-		doomed:  make(map[place][]*deletion),
+		kinds:    make(map[sharding.Resource]*kind),
+		byKind:   make(map[schema.GroupKind]*kind),
+		started:  make(chan struct{}),
+		publish:  make(chan struct{}, 1),
+		acted:    make(chan struct{}, 1),
+		changed:  make(chan struct{}),
+		patient:  make(map[sharding.Resource]bool),
+		patience: behindPatience,
+		doomed:   make(map[place][]*deletion),
 	}
 	for _, k := range kinds {
 		e.kinds[k.resource] = k
