@@ -63,6 +63,14 @@ func (p *Pass) comeBack(ctx context.Context, now time.Time) (next time.Time, err
 	var errs []error
 	for i := range workloads.Items {
 		wl := &workloads.Items[i]
+		if wl.Annotations[annotationQueuedAgain] == "" {
+			continue // the cache was indexed before it changed
+		}
+		if !sentBack(wl) {
+			// Somebody else switched it on. The mark must not outlive that: whoever switches it off next wants it off.
+			errs = append(errs, p.unmark(ctx, wl))
+			continue
+		}
 		due, err := time.Parse(time.RFC3339, wl.Annotations[annotationQueuedAgain])
 		switch {
 		case err != nil:
@@ -82,6 +90,18 @@ func (p *Pass) comeBack(ctx context.Context, now time.Time) (next time.Time, err
 		}
 	}
 	return next, errors.Join(errs...)
+}
+
+// unmark takes the time of return off a workload that is back already.
+func (p *Pass) unmark(ctx context.Context, wl *kueue.Workload) error {
+	after := wl.DeepCopy()
+	delete(after.Annotations, annotationQueuedAgain)
+	patch := client.MergeFromWithOptions(wl, client.MergeFromWithOptimisticLock{})
+	err := p.client.Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("taking the mark off workload %s/%s: %w", wl.Namespace, wl.Name, err)
+	}
+	return nil
 }
 
 // retriesOf is how often the workload was sent back.

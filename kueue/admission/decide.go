@@ -29,6 +29,7 @@ const (
 	ReasonNotAtomic        = "NotAtomic"
 	ReasonProvisioning     = "Provisioning"
 	ReasonPodTooLarge      = "PodTooLarge"
+	ReasonTooManyPods      = "TooManyPods"
 )
 
 // Decision is the state of the check for one workload.
@@ -48,6 +49,8 @@ type Decision struct {
 type World struct {
 	// Hints, DaemonSets taken off their nodes.
 	Hints []Hint
+	// Shrunk is when a hint was last seen to go; zero: never.
+	Shrunk time.Time
 	// Nodes that exist; they only keep a workload from being rejected.
 	Nodes []NodeShape
 	// Room is what is free on Ready nodes, less what others hold; nil: none.
@@ -104,12 +107,12 @@ func (s *stock) decide(sets []*PodSet) Decision {
 		if len(fresh) == 0 {
 			return wait(w, world, ReasonNoOffering, fmt.Sprintf("needs %s; no AvailableCapacity matches%s", asks(set), demanded(set)))
 		}
-		if proof := tooLarge(set, matching, fresh, world.Nodes); proof != "" {
+		if proof := tooLarge(set, matching, fresh, world); proof != "" {
 			return Decision{State: kueue.CheckStateRejected, Reason: ReasonPodTooLarge, Message: proof}
 		}
 		hints, short := s.place(set, onNodes[set.Name], fresh, nodes)
 		if short != nil {
-			if short.reason == ReasonNotAtomic && short.never && w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
+			if short.reason == ReasonNotAtomic && short.never && world.settled() && w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
 				return Decision{State: kueue.CheckStateRejected, Reason: ReasonNotAtomic, Message: short.message}
 			}
 			return wait(w, world, short.reason, short.message)
@@ -130,6 +133,22 @@ func (s *stock) decide(sets []*PodSet) Decision {
 	return d
 }
 
+// catalogSettles is how long after a hint has come or gone others may be about to: a cluster's hints are written one by one.
+const catalogSettles = 10 * time.Second
+
+// settledAt is when the hints can be taken for all that there are. Before that nothing is proven by them.
+func (w *World) settledAt() time.Time {
+	last := w.Shrunk
+	for i := range w.Hints {
+		if created := w.Hints[i].Created; created.After(last) {
+			last = created
+		}
+	}
+	return last.Add(catalogSettles)
+}
+
+func (w *World) settled() bool { return !w.settledAt().After(w.Now) }
+
 // trivial decides what needs no look at the fleet.
 func trivial(w *Workload) (Decision, bool) {
 	if w.Running {
@@ -143,14 +162,17 @@ func trivial(w *Workload) (Decision, bool) {
 		Message: "no pod of the workload uses a flavor that this check is for"}, true
 }
 
+// pauseText stands before the pause in the message of a workload that is sent back.
+const pauseText = "; queued again in "
+
 // wait keeps the workload Pending, or sends it back when it has held its quota long enough.
 func wait(w *Workload, world World, reason, why string) Decision {
 	timeout := w.Config.Timeout.Duration
 	if held := world.Now.Sub(w.Reserved); held >= timeout {
 		after := Backoff(w.Config, w.Retries, world.Random)
-		message := fmt.Sprintf("%s; queued again in %s", why, seconds(after))
+		message := why + pauseText + seconds(after)
 		if timeout > 0 {
-			message = fmt.Sprintf("%s; gave its quota back after %s; queued again in %s", why, timeout, seconds(after))
+			message = fmt.Sprintf("%s; gave its quota back after %s%s%s", why, timeout, pauseText, seconds(after))
 		}
 		return Decision{State: kueue.CheckStateRetry, Reason: reason, Message: message, RequeueAfter: after}
 	}
@@ -159,21 +181,26 @@ func wait(w *Workload, world World, reason, why string) Decision {
 }
 
 // Backoff is the pause before a workload that was sent back is queued again: doubled with every retry, a fifth of jitter on
-// top, never above the configured most.
+// top, or below where it would be above the configured most.
 func Backoff(config fleetv1alpha1.CapacityCheckConfigSpec, retries int32, random func() float64) time.Duration {
 	base, most := config.BackoffBase.Duration, config.BackoffMax.Duration
 	d := most
 	if retries < 32 && base < most>>retries {
 		d = base << retries
 	}
-	d = min(d+time.Duration(0.2*random()*float64(d)), most)
+	jitter := time.Duration(0.2 * random() * float64(d))
+	if d > most-jitter {
+		d = most - jitter
+	} else {
+		d += jitter
+	}
 	return max(d.Round(time.Second), time.Second)
 }
 
 // tooLarge proves that a pod of the set can never run in its flavor, or returns "". The proof holds only if every matching
-// hint is fresh: a stale one may have grown.
-func tooLarge(set *PodSet, matching, fresh []*Hint, nodes []NodeShape) string {
-	if len(matching) != len(fresh) {
+// hint is fresh, as a stale one may have grown, and all hints are there.
+func tooLarge(set *PodSet, matching, fresh []*Hint, world World) string {
+	if len(matching) != len(fresh) || !world.settled() {
 		return ""
 	}
 	var largest *Hint
@@ -186,7 +213,7 @@ func tooLarge(set *PodSet, matching, fresh []*Hint, nodes []NodeShape) string {
 			largest = h
 		}
 	}
-	for _, n := range nodes {
+	for _, n := range world.Nodes {
 		if set.Profile.MatchesLabels(n.Labels) && set.Own.Fits(n.Allocatable) {
 			return ""
 		}

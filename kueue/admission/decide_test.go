@@ -323,7 +323,7 @@ func TestBackoffDoublesUpToTheMost(t *testing.T) {
 	if got := Backoff(config, 1, func() float64 { return 0.999 }); got != 24*time.Second {
 		t.Errorf("the most jitter gives %s, expected a fifth on top of 20s", got)
 	}
-	if got := Backoff(config, 1<<30, func() float64 { return 0.999 }); got != 60*time.Second {
+	if got := Backoff(config, 1<<30, func() float64 { return 0 }); got != 60*time.Second {
 		t.Errorf("after very many retries the back-off is %s", got)
 	}
 }

@@ -24,6 +24,8 @@ type Hint struct {
 	Ready time.Duration
 	// Observed is when the autoscaler last confirmed the hint; zero: never.
 	Observed time.Time
+	// Created is when the hint appeared.
+	Created time.Time
 	// Labels are the template's labels beyond its requirements.
 	Labels map[string]string
 }
@@ -33,7 +35,7 @@ func HintOf(ac *fleetv1alpha1.AvailableCapacity) Hint {
 	h := Hint{
 		Name: ac.Name, Template: capacity.TemplateOf(ac), Count: ac.Spec.AvailableCount,
 		Availability: ac.Spec.Availability, Cost: ac.Spec.Cost, Atomic: ac.Spec.SupportsAtomicProvisioning,
-		Labels: ac.Spec.NodeTemplate.Labels,
+		Labels: ac.Spec.NodeTemplate.Labels, Created: ac.CreationTimestamp.Time,
 	}
 	if t := ac.Spec.EstimatedProvisioningTime; t != nil {
 		h.Ready = t.Duration

@@ -39,6 +39,9 @@ type Pass struct {
 	ledger *Ledger
 	// written are workloads as they were written last, while the cache may not show it.
 	written map[types.UID]written
+	// catalog are the names of the hints of the last pass, and shrunk is when one of them was seen to be gone.
+	catalog map[string]bool
+	shrunk  time.Time
 }
 
 var _ reconcile.Reconciler = &Pass{}
@@ -91,6 +94,7 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, err
 	}
 	p.ledger.Observe(c.hints, c.upcoming)
+	p.compare(c.hints, now)
 	next := sooner(time.Time{}, p.ledger.Expire(now))
 
 	var errs []error
@@ -126,7 +130,7 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 	errs = append(errs, p.tidyRequests(ctx, c, room, q, now))
 
 	world := World{
-		Hints: c.hints, Nodes: c.shapes(), Room: room.nodes, Ledger: p.ledger, Now: now, Random: p.opts.Random,
+		Hints: c.hints, Shrunk: p.shrunk, Nodes: c.shapes(), Room: room.nodes, Ledger: p.ledger, Now: now, Random: p.opts.Random,
 	}
 	for _, it := range q.waiting {
 		d, err := p.decide(ctx, c, it, world, room)
@@ -134,6 +138,9 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 		if d.State == kueue.CheckStatePending {
 			next = sooner(next, now.Add(it.w.Config.CheckPeriod.Duration))
 			next = sooner(next, it.w.Reserved.Add(it.w.Config.Timeout.Duration))
+			if t := world.settledAt(); t.After(now) {
+				next = sooner(next, t)
+			}
 		}
 	}
 	p.metrics.show(p.ledger, c.hints, q.counts())
@@ -144,6 +151,20 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, nil
 	}
 	return ctrl.Result{RequeueAfter: max(next.Sub(now), 10*time.Millisecond)}, nil
+}
+
+// compare notes whether a hint has gone since the last pass.
+func (p *Pass) compare(hints []Hint, now time.Time) {
+	catalog := map[string]bool{}
+	for i := range hints {
+		catalog[hints[i].Name] = true
+	}
+	for name := range p.catalog {
+		if !catalog[name] {
+			p.shrunk = now
+		}
+	}
+	p.catalog = catalog
 }
 
 // queue is who is before a check.
@@ -211,6 +232,8 @@ func (p *Pass) settle(it *item, room *room, now time.Time) {
 
 func (p *Pass) decide(ctx context.Context, c *cluster, it *item, world World, room *room) (d Decision, err error) {
 	switch check := c.check(it.check); {
+	case it.w.Running:
+		d, _ = trivial(&it.w) // whatever is wrong with the check, it is not the workload's to pay for
 	case check.problem != "":
 		d = wait(&it.w, world, reasonBadParameters, "the admission check is not active: "+check.problem)
 	case it.w.Config.Mode == fleetv1alpha1.CapacityCheckProvision:
@@ -254,7 +277,12 @@ func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) e
 	}
 	over := []string{it.object.ResourceVersion}
 	patch := client.MergeFromWithOptions(it.object, client.MergeFromWithOptimisticLock{})
-	err := p.client.Status().Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	var err error
+	if d.State == kueue.CheckStateRetry && saidBefore(it.state.Message, d.Message) {
+		after = it.object // the switch was refused before; a new pause is no news, and would wake the next pass at once
+	} else {
+		err = p.client.Status().Patch(ctx, after, patch, client.FieldOwner(ControllerName))
+	}
 	if err == nil && d.State == kueue.CheckStateRetry {
 		over = append(over, after.ResourceVersion)
 		after, err = p.sendBack(ctx, after, d, it.w.Retries+1, now)
@@ -276,6 +304,13 @@ func (p *Pass) write(ctx context.Context, it *item, d Decision, now time.Time) e
 	}
 	p.recorder.Eventf(after, nil, kind, d.Reason, "AdmissionCheck"+string(d.State), "%s: %s", it.check, d.Message)
 	return nil
+}
+
+// saidBefore says whether two messages of a workload that is sent back differ in the pause only.
+func saidBefore(have, want string) bool {
+	have, sent, _ := strings.Cut(have, pauseText)
+	want, _, _ = strings.Cut(want, pauseText)
+	return have == want && sent != ""
 }
 
 func sooner(a, b time.Time) time.Time {

@@ -49,8 +49,9 @@ type room struct {
 }
 
 type markedPod struct {
-	pod    *corev1.Pod
-	podSet string
+	pod      *corev1.Pod
+	podSet   string
+	reserved int64
 }
 
 // room reads requests and pods, and the free room if anybody waits for it.
@@ -118,7 +119,7 @@ func (p *Pass) pods(ctx context.Context, q *queue, r *room) (onNode map[string][
 			}
 			m, _ := readMark(text)
 			if it := passed[name+"/"+string(m.Workload)]; it != nil {
-				r.pods[it.w.Key] = append(r.pods[it.w.Key], markedPod{pod, m.PodSet})
+				r.pods[it.w.Key] = append(r.pods[it.w.Key], markedPod{pod, m.PodSet, m.Reserved})
 			}
 		}
 	}
@@ -133,7 +134,7 @@ func (r *room) missing(it *item) map[string]int32 {
 		missing[set.Name] = set.Count
 	}
 	for _, m := range r.pods[it.w.Key] {
-		if m.pod.Spec.NodeName != "" && missing[m.podSet] > 0 && !m.pod.CreationTimestamp.Time.Before(it.w.Reserved) {
+		if m.pod.Spec.NodeName != "" && missing[m.podSet] > 0 && m.reserved == it.w.Reserved.Unix() {
 			missing[m.podSet]--
 		}
 	}
@@ -239,11 +240,24 @@ func ownerPod(cr *fleetv1alpha1.CapacityRequest) types.UID {
 	return ""
 }
 
-// requestNames names the request of every pod, with the index of its pod set.
+// tooMany says whether there are more pods than requests are written for.
+func tooMany(sets []provisioning.PodSet) bool { return podsOf(sets) > provisioning.MaxPods }
+
+func podsOf(sets []provisioning.PodSet) (total int64) {
+	for i := range sets {
+		total += int64(sets[i].Count)
+	}
+	return total
+}
+
+// requestNames names the request of every pod, with the index of its pod set; none where they are too many.
 func requestNames(it *item, sets []provisioning.PodSet) map[string]int {
 	sum := sha256.Sum256([]byte(it.w.Key))
 	stem := "kueue-" + strings.TrimRight(it.object.Name[:min(len(it.object.Name), 100)], ".-") + "-" + hex.EncodeToString(sum[:5])
 	names := map[string]int{}
+	if tooMany(sets) {
+		return names
+	}
 	for i, set := range sets {
 		for n := range set.Count {
 			names[fmt.Sprintf("%s-%d-%d", stem, i, n)] = i
@@ -258,16 +272,20 @@ func (p *Pass) provision(ctx context.Context, c *cluster, it *item, world World,
 	if d, done := trivial(w); done {
 		return d, nil
 	}
+	sets := it.booked()
+	if tooMany(sets) {
+		return Decision{State: kueue.CheckStateRejected, Reason: ReasonTooManyPods, Message: fmt.Sprintf(
+			"can never be provisioned: it has %d pods, and at most %d can be asked for at once", podsOf(sets), provisioning.MaxPods)}, nil
+	}
 	stock := newStock(w, world)
 	for _, set := range w.concerned() {
 		matching := stock.matching(set)
 		if fresh := stock.fresh(matching); len(fresh) > 0 {
-			if proof := tooLarge(set, matching, fresh, world.Nodes); proof != "" {
+			if proof := tooLarge(set, matching, fresh, world); proof != "" {
 				return Decision{State: kueue.CheckStateRejected, Reason: ReasonPodTooLarge, Message: proof}, nil
 			}
 		}
 	}
-	sets := it.booked()
 	placement := r.nodes.Place(sets)
 	if !placement.Complete() {
 		if d, refused := stock.refuse(w.concerned()); refused {
@@ -289,7 +307,7 @@ func (p *Pass) provision(ctx context.Context, c *cluster, it *item, world World,
 			Message: fmt.Sprintf("%d nodes are Ready and have room: %s", len(placement.Nodes), some(placement.Nodes))}
 		for _, set := range w.concerned() {
 			if len(set.Lent) > 0 {
-				d.Updates = append(d.Updates, kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name), Tolerations: set.Lent})
+				d.Updates = append(d.Updates, kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name), Tolerations: set.Lent[:min(len(set.Lent), maxTolerations)]})
 			}
 		}
 		return d, nil
@@ -315,7 +333,7 @@ func (s *stock) refuse(sets []*PodSet) (Decision, bool) {
 			continue
 		}
 		message := needsAtomic(set)
-		if s.w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject {
+		if s.w.Config.AtomicProvisioning == fleetv1alpha1.AtomicReject && s.world.settled() {
 			return Decision{State: kueue.CheckStateRejected, Reason: ReasonNotAtomic, Message: message}, true
 		}
 		return wait(s.w, s.world, ReasonNotAtomic, message), true

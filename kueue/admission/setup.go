@@ -48,7 +48,7 @@ const ControllerName = "fleet.lucy.sh/available-capacity"
 // indexCheck finds workloads by the names of their checks.
 const indexCheck = "drover.kueue/check"
 
-// indexSentBack finds workloads that wait for their back-off to end.
+// indexSentBack finds workloads that are marked as sent back.
 const indexSentBack = "drover.kueue/sent-back"
 
 // Options configure the check.
@@ -131,7 +131,7 @@ func checksOf(obj client.Object) []string {
 }
 
 func isSentBack(obj client.Object) []string {
-	if !sentBack(obj.(*kueue.Workload)) {
+	if obj.GetAnnotations()[annotationQueuedAgain] == "" {
 		return nil
 	}
 	return []string{"true"}

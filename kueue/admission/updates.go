@@ -19,6 +19,9 @@ import (
 // where they were expected to go.
 const annotationPromise = "fleet.lucy.sh/promise-"
 
+// maxTolerations is how many the API of Kueue takes in one update.
+const maxTolerations = 8
+
 // updates gives every pod set the labels and tolerations that all nodes promised to it share, beyond what the pods and their
 // flavors have. Kueue wants them additive: a key that is there already is left alone. Pods some of which have room on nodes
 // that exist get no label, as those nodes need not have it.
@@ -31,14 +34,20 @@ func updates(w *Workload, used map[string][]*Hint, onNodes map[string]int32) []k
 			continue
 		}
 		u := kueue.PodSetUpdate{Name: kueue.PodSetReference(set.Name)}
-		if onNodes[set.Name] > 0 {
-			u.Tolerations = slices.Clone(set.Lent)
-		} else if labels := shared(hints, set.Pinned); len(labels) > 0 {
-			u.NodeSelector = labels
-		}
 		for _, h := range hints {
 			u.Tolerations = append(u.Tolerations, tolerationsFor(h.Template.Taints, slices.Concat(set.Profile.Tolerations, u.Tolerations))...)
 		}
+		if onNodes[set.Name] > 0 {
+			for _, t := range set.Lent {
+				if !slices.Contains(u.Tolerations, t) {
+					u.Tolerations = append(u.Tolerations, t)
+				}
+			}
+		} else if labels := shared(hints, set.Pinned); len(labels) > 0 {
+			u.NodeSelector = labels
+		}
+		// What was promised comes first. The rest of the nodes is out of the pods' reach then, which is better than an update that the API server refuses.
+		u.Tolerations = u.Tolerations[:min(len(u.Tolerations), maxTolerations)]
 		if len(u.NodeSelector) > 0 || len(u.Tolerations) > 0 {
 			out = append(out, u)
 		}
@@ -96,10 +105,11 @@ func promiseAnnotation(check string) string {
 	return fmt.Sprintf("%s%s-%016x", annotationPromise, check[:38], h.Sum64())
 }
 
-// mark is what the annotation says: whose pod it is, of which set, and on the workload's first set which nodes were
-// promised.
+// mark is what the annotation says: whose pod it is, since when the workload had its quota (a pod may be older: Kueue gates
+// pods that nobody controls), of which set, and on the workload's first set which nodes were promised.
 type mark struct {
 	Workload types.UID        `json:"workload"`
+	Reserved int64            `json:"reserved,omitempty"` // seconds since 1970
 	PodSet   string           `json:"podSet"`
 	Nodes    map[string]int32 `json:"nodes,omitempty"`
 }
@@ -108,7 +118,7 @@ type mark struct {
 func writePromise(us []kueue.PodSetUpdate, check string, w *Workload, nodes map[string]int32) []kueue.PodSetUpdate {
 	name := promiseAnnotation(check)
 	for i, set := range w.concerned() {
-		m := mark{Workload: w.UID, PodSet: set.Name}
+		m := mark{Workload: w.UID, Reserved: w.Reserved.Unix(), PodSet: set.Name}
 		if i == 0 {
 			m.Nodes = nodes
 		}

@@ -126,10 +126,29 @@ func requestName(stem string, podSet int, index int32) string {
 	return fmt.Sprintf("%s%s-%d-%d", namePrefix, stem, podSet, index)
 }
 
-// Slots lists the names of all requests of a booking, with the pod set that each belongs to.
+// MaxPods is how many pods one booking or workload may have that asks by CapacityRequests: there is an object for each, and
+// anybody who may create a Job chooses the number.
+const MaxPods = 100_000
+
+// tooMany says that the request announces more pods than are served; empty where it does not.
+func tooMany(pr *autoscalingv1.ProvisioningRequest) string {
+	var total int64
+	for _, set := range pr.Spec.PodSets {
+		total += int64(set.Count)
+	}
+	if total <= MaxPods {
+		return ""
+	}
+	return fmt.Sprintf("spec.podSets: %d pods are more than %d, the most that one request can ask for", total, MaxPods)
+}
+
+// Slots lists the names of all requests of a booking, with the pod set that each belongs to; none where they are too many.
 func Slots(pr *autoscalingv1.ProvisioningRequest) map[string]int {
 	stem := stemOf(pr.Name, pr.UID)
 	slots := map[string]int{}
+	if tooMany(pr) != "" {
+		return slots
+	}
 	for i, set := range pr.Spec.PodSets {
 		for n := range set.Count {
 			slots[requestName(stem, i, n)] = i

@@ -100,6 +100,9 @@ func (r *Reconciler) serve(ctx context.Context, pr *autoscalingv1.ProvisioningRe
 	if o.Terms, err = termsOf(pr, r.Defaults); err != nil {
 		o.Invalid = err.Error()
 	}
+	if what := tooMany(pr); what != "" {
+		o.Invalid = what
+	}
 	if o.Quota, o.NoQuota, err = r.quota(ctx, pr); err != nil {
 		return err
 	}

@@ -44,8 +44,7 @@ func (r *Reconciler) stateOf(ctx context.Context, pr *autoscalingv1.Provisioning
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		// A pod of an earlier request of the same name has nothing to do with this one.
-		if pod.DeletionTimestamp != nil || pod.CreationTimestamp.Before(&pr.CreationTimestamp) {
+		if pod.DeletionTimestamp != nil || earlier(pod, pr) {
 			continue
 		}
 		s.pods = append(s.pods, Consumer{
@@ -54,6 +53,24 @@ func (r *Reconciler) stateOf(ctx context.Context, pr *autoscalingv1.Provisioning
 		})
 	}
 	return s, nil
+}
+
+// earlier reports whether the pod came for an earlier request of the same name, and has nothing to do with this one. A pod
+// that was there before the request is no sign of that: Kueue gates pods that nobody controls until they are admitted. One
+// that had its node before is, and any one before the request is Provisioned, as none is let go before that.
+func earlier(pod *corev1.Pod, pr *autoscalingv1.ProvisioningRequest) bool {
+	if !pod.CreationTimestamp.Before(&pr.CreationTimestamp) {
+		return false
+	}
+	if !isTrue(pr.Status.Conditions, autoscalingv1.Provisioned) {
+		return true
+	}
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Before(&pr.CreationTimestamp)
+		}
+	}
+	return false
 }
 
 func (s *state) total() int32 { return int32(len(s.names)) }
