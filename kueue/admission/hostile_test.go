@@ -78,7 +78,7 @@ func TestPodsThatWereGatedArrive(t *testing.T) {
 func TestRefusedSwitchIsNoLoop(t *testing.T) {
 	d := newDesk(t, append(theCheck(fleetv1alpha1.CapacityCheckConfigSpec{}, 0), reservedFor("w", 1, time.Hour))...)
 	n := 0
-	d.Pass.client = interceptor.NewClient(d.client.(client.WithWatch), interceptor.Funcs{
+	d.client = interceptor.NewClient(d.client.(client.WithWatch), interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
 			if _, ok := o.(*kueue.Workload); ok {
 				return errors.New("forbidden")
