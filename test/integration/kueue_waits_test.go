@@ -53,7 +53,9 @@ func TestKueueWaits(t *testing.T) {
 	t.Run("a retry backs off, writes little, and never leaves the workload evicted", func(t *testing.T) {
 		k := all.in(t, "kueue-retry")
 		k.hint("gpu", 0)
-		k.queue(impatient(), "32", "gpu")
+		config := impatient()
+		config.BackoffMax = of(8 * time.Second) // three pauses that grow, whatever their jitter
+		k.queue(config, "32", "gpu")
 		w, err := clientWatch(t, k)
 		if err != nil {
 			t.Fatal(err)
