@@ -136,6 +136,9 @@ func TestKueueWaits(t *testing.T) {
 		k.untilMessage("waits", "5 available, Low, which is below High")
 		k.configure(func(c *fleetv1alpha1.CapacityCheckConfigSpec) { c.MinAvailability = "Low" })
 		k.untilAdmitted("waits")
+		k.promises("gpu", 1)
+		k.remove("waits")
+		k.promises("gpu", 0)
 	})
 
 	t.Run("a promised workload that is preempted or deleted gives its promise back", func(t *testing.T) {
