@@ -182,3 +182,22 @@ func TestTooManyPodsAreRejected(t *testing.T) {
 	d.pass()
 	d.expect("w", kueue.CheckStateRejected, "2147483647 pods")
 }
+
+// Room that is held on nodes ends with the promise, also when nothing else wakes the pass.
+func TestPassComesBackWhenAPromiseEnds(t *testing.T) {
+	timeout := &metav1.Duration{Duration: 5 * time.Minute}
+	objs := theCheck(fleetv1alpha1.CapacityCheckConfigSpec{PromiseTimeout: timeout}, 0)
+	d := newDesk(t, append(objs, h100("n1"), reservedFor("w", 1, time.Minute))...)
+	d.pass()
+	d.expect("w", kueue.CheckStateReady, "Ready nodes have room")
+	d.admit("w")
+	d.clock.SetTime(now.Add(4 * time.Minute))
+	// The hint's freshness wakes the pass, too, while there is one.
+	if err := d.client.Delete(t.Context(), theHint(0)); err != nil {
+		t.Fatal(err)
+	}
+	d.pass()
+	if again := d.pass().RequeueAfter; again != time.Minute {
+		t.Errorf("the pass comes again after %s, want the minute that the promise has left", again)
+	}
+}

@@ -126,6 +126,9 @@ func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, erro
 	for _, it := range q.settled {
 		p.settle(it, room, now)
 		errs = append(errs, p.forgive(ctx, it))
+		if _, made := it.promise(); made && it.until().After(now) {
+			next = sooner(next, it.until()) // what is held for it ends then, also when nothing happens
+		}
 	}
 	errs = append(errs, p.tidyRequests(ctx, c, room, q, now))
 
