@@ -26,7 +26,7 @@ func TestResyncVisitsEveryKeyOncePerPeriod(t *testing.T) {
 	var sample []string
 	for i := range keys {
 		key := fmt.Sprintf("ns/parent-%d", i)
-		perMinute[r.MinuteOf(key, midnight)-midnight.Unix()/60]++
+		perMinute[r.SliceOf(key, midnight)-midnight.Unix()/60]++
 		if i%step == 0 {
 			sample = append(sample, key)
 		}
@@ -75,7 +75,7 @@ func TestResyncDealsKeysAnewEachPeriod(t *testing.T) {
 	same := 0
 	for i := range 10_000 {
 		key := fmt.Sprint(i)
-		a, b := r.MinuteOf(key, midnight), r.MinuteOf(key, midnight.Add(25*time.Hour))
+		a, b := r.SliceOf(key, midnight), r.SliceOf(key, midnight.Add(25*time.Hour))
 		if b-a == 1440 {
 			same++
 		}
@@ -88,15 +88,18 @@ func TestResyncDealsKeysAnewEachPeriod(t *testing.T) {
 // was longer than a period, and a key that appears late or goes is visited iff it is there at the tick of its minute.
 func TestResyncNeitherSkipsNorRepeats(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		r := Resync{Period: time.Duration(rapid.IntRange(1, 120).Draw(t, "period")) * time.Minute}
-		start := time.Unix(rapid.Int64Range(-1e6, 1e6).Draw(t, "start")*60, 0)
+		slice := rapid.SampledFrom([]int64{1, 7, 60, 900}).Draw(t, "slice")
+		r := Resync{Slice: time.Duration(slice) * time.Second}
+		r.Period = time.Duration(rapid.IntRange(1, 120).Draw(t, "period")) * r.Slice
+		start := time.Unix(rapid.Int64Range(-1e6, 1e6).Draw(t, "start")*slice, 0)
 		keys := []string{"a", "b", "c", "d"}
 		visited := make(map[string][]Due)
 		now, last := start, start
 		for range rapid.IntRange(1, 60).Draw(t, "ticks") {
-			now = now.Add(time.Duration(rapid.IntRange(-300, 1200).Draw(t, "seconds")) * time.Second)
+			now = now.Add(time.Duration(rapid.IntRange(-5, 20).Draw(t, "slices")) * r.Slice).
+				Add(time.Duration(rapid.Int64Range(0, slice-1).Draw(t, "seconds")) * time.Second)
 			due := r.Tick(last, now)
-			if due.To > now.Unix()/60 && now.Unix() >= 0 {
+			if due.To > now.Unix()/slice && now.Unix() >= 0 {
 				t.Fatalf("%v is due before its time, %v", due, now)
 			}
 			last = due.Done(last)
@@ -109,7 +112,7 @@ func TestResyncNeitherSkipsNorRepeats(t *testing.T) {
 		for _, key := range keys {
 			var owed []int64
 			for p := start.Add(-r.Period); p.Before(last.Add(r.Period)); p = p.Add(r.Period) {
-				if m := r.MinuteOf(key, p); m >= start.Unix()/60 && m < last.Unix()/60 {
+				if m := r.SliceOf(key, p); m >= start.Unix()/slice && m < last.Unix()/slice {
 					owed = append(owed, m)
 				}
 			}
@@ -148,13 +151,25 @@ func TestResyncAfterLongGapVisitsOnce(t *testing.T) {
 }
 
 func TestResyncValidate(t *testing.T) {
-	for _, period := range []time.Duration{0, time.Second, 90 * time.Second, -time.Hour} {
-		err := Resync{Period: period}.Validate("spec.resync.period")
-		if err == nil || !strings.Contains(err.Error(), "spec.resync.period: "+period.String()) {
-			t.Errorf("Validate of %v: %v, want the field and the value", period, err)
+	for _, c := range []struct {
+		r    Resync
+		want string
+	}{
+		{Resync{Period: 0}, "spec.resync.period: 0s"},
+		{Resync{Period: time.Second}, "spec.resync.period: 1s"},
+		{Resync{Period: 90 * time.Second}, "spec.resync.period: 1m30s"},
+		{Resync{Period: -time.Hour}, "spec.resync.period: -1h0m0s"},
+		{Resync{Period: time.Minute, Slice: 7 * time.Second}, "spec.resync.period: 1m0s"},
+		{Resync{Period: time.Minute, Slice: 500 * time.Millisecond}, "spec.resync.slice: 500ms"},
+		{Resync{Period: time.Minute, Slice: -time.Second}, "spec.resync.slice: -1s"},
+	} {
+		if err := c.r.Validate("spec.resync"); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Validate of %v: %v, want %q", c.r, err, c.want)
 		}
 	}
-	if err := (Resync{Period: time.Minute}).Validate("x"); err != nil {
-		t.Error(err)
+	for _, r := range []Resync{{Period: time.Minute}, {Period: 8 * time.Second, Slice: time.Second}} {
+		if err := r.Validate("x"); err != nil {
+			t.Errorf("%v: %v", r, err)
+		}
 	}
 }

@@ -19,24 +19,32 @@ import (
 
 // Resync is when objects are reconciled that nothing happens to.
 type Resync struct {
-	// Period is how often each object is. It is whole minutes; zero means 10 hours, as in controller-runtime, and less
-	// than zero never.
+	// Period is how often each object is. It is a whole number of slices; zero means 10 hours, as in controller-runtime,
+	// and less than zero never.
 	Period time.Duration
-	// Tick is how often the objects are enqueued that are due; zero means a minute. It bounds how late one is.
+	// Tick is how often the objects are enqueued that are due; zero means a minute, or Slice if that is shorter. It bounds
+	// how late one is.
 	Tick time.Duration
+	// Slice is how finely the period is divided: the objects of a slice are due together. It is whole seconds; zero
+	// means a minute.
+	Slice time.Duration
 }
 
 const (
 	defaultResyncPeriod = 10 * time.Hour
 	defaultResyncTick   = time.Minute
+	defaultResyncSlice  = time.Minute
 )
 
 func (r Resync) withDefaults() Resync {
 	if r.Period == 0 {
 		r.Period = defaultResyncPeriod
 	}
+	if r.Slice == 0 {
+		r.Slice = defaultResyncSlice
+	}
 	if r.Tick == 0 {
-		r.Tick = defaultResyncTick
+		r.Tick = min(defaultResyncTick, max(r.Slice, time.Second))
 	}
 	return r
 }
@@ -48,11 +56,13 @@ func (r Resync) validate(field string) error {
 	if r.Tick < 0 {
 		return fmt.Errorf("%s.tick: %s is negative", field, r.Tick)
 	}
-	return sharding.Resync{Period: r.Period}.Validate(field + ".period")
+	return r.slicing().Validate(field)
 }
 
-// resyncs enqueue, at each tick and at low priority, the served objects whose minute has come, instead of all at once. An
-// object that changes hands keeps its minute, since every member computes the same.
+func (r Resync) slicing() sharding.Resync { return sharding.Resync{Period: r.Period, Slice: r.Slice} }
+
+// resyncs enqueue, at each tick and at low priority, the served objects whose slice has come, instead of all at once. An
+// object that changes hands keeps its slice, since every member computes the same.
 type resyncs struct {
 	member *member
 	when   Resync
@@ -96,7 +106,7 @@ func (r *resyncs) run(ctx context.Context) {
 func (r *resyncs) tick(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	due := sharding.Resync{Period: r.when.Period}.Tick(r.last, now)
+	due := r.when.slicing().Tick(r.last, now)
 	for _, q := range r.queues {
 		for _, key := range r.member.served(q.kind) {
 			if due.Has(key) {

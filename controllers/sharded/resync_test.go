@@ -60,9 +60,11 @@ func TestEveryServedObjectIsResyncedOncePerPeriod(t *testing.T) {
 
 func TestResyncDefaults(t *testing.T) {
 	for _, tc := range []struct{ given, want Resync }{
-		{Resync{}, Resync{10 * time.Hour, time.Minute}},
-		{Resync{Period: -1}, Resync{-1, time.Minute}},
-		{Resync{Period: time.Hour, Tick: time.Second}, Resync{time.Hour, time.Second}},
+		{Resync{}, Resync{10 * time.Hour, time.Minute, time.Minute}},
+		{Resync{Period: -1}, Resync{-1, time.Minute, time.Minute}},
+		{Resync{Period: time.Hour, Tick: time.Second}, Resync{time.Hour, time.Second, time.Minute}},
+		{Resync{Period: 8 * time.Second, Slice: 2 * time.Second}, Resync{8 * time.Second, 2 * time.Second, 2 * time.Second}},
+		{Resync{Period: time.Hour, Slice: 5 * time.Minute}, Resync{time.Hour, time.Minute, 5 * time.Minute}},
 	} {
 		t.Run(fmt.Sprint(tc.given), func(t *testing.T) {
 			if got := tc.given.withDefaults(); got != tc.want || got.validate("f") != nil {
