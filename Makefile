@@ -18,7 +18,7 @@ control-plane: ## Build etcd, the API server and the rest of the control plane (
 	@$(GO) run ./hack/controlplane
 
 .PHONY: binaries
-binaries: ## Build the scheduler, the manager, the autoscaler, the coordinator and the playground into bin/
+binaries: ## Build the scheduler, the manager, the autoscaler, the coordinator, the sample controller and the playground into bin/
 	@$(GO) run ./hack/controlplane -own
 
 GOTESTSUM := $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped --
@@ -35,7 +35,7 @@ test: control-plane binaries $(TOOLS)/gotestsum ## Vet, unit tests, and the whol
 
 # Packages with goroutines. What links the scheduler is built once more for it, which takes minutes.
 RACE := ./api/... ./capacity/... ./sharding/... ./demand/... ./transport/... ./autoscaler/... ./controllers/... \
-	./internal/process/... ./internal/manager/... ./internal/coordinator/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/... ./examples/...
+	./internal/process/... ./internal/link/... ./internal/manager/... ./internal/coordinator/... ./kueue/admission/... ./kueue/provisioning/... ./plugins/... ./examples/...
 
 .PHONY: test-race
 test-race: control-plane $(TOOLS)/gotestsum ## The packages with goroutines under the race detector

@@ -58,6 +58,7 @@ var arrows = map[string][]string{
 	"internal/controlplane":   {"internal/process"},
 	"internal/kueuemanager":   {"internal/controlplane", "internal/process"},
 	"internal/process":        {},
+	"internal/link":           {},
 	"internal/builders":       {"api"},
 	"internal/house":          {},
 	"hack":                    {},

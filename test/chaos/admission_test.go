@@ -47,7 +47,7 @@ func (c *cluster) admit(root string, coordinators int) {
 		a.ports = append(a.ports, port)
 		targets = append(targets, fmt.Sprintf("127.0.0.1:%d", port))
 	}
-	url := newLink(c.t, targets...).url() + watchgroup.WebhookPath
+	url := "https://" + newLink(c.t, targets...).Address() + watchgroup.WebhookPath
 	for _, file := range []string{"webhook.yaml", "policy.yaml"} {
 		for _, u := range c.manifest(filepath.Join(root, "manifests/watchgroup", file)) {
 			if u.GetKind() == "MutatingWebhookConfiguration" {

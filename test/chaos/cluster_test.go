@@ -28,6 +28,7 @@ import (
 	v1alpha1 "github.com/drover-sh/drover/examples/parentchild/api/v1alpha1"
 	"github.com/drover-sh/drover/examples/parentchild/recording"
 	"github.com/drover-sh/drover/internal/controlplane"
+	"github.com/drover-sh/drover/internal/link"
 	"github.com/drover-sh/drover/internal/process"
 	"github.com/drover-sh/drover/sharding"
 	"github.com/drover-sh/drover/sharding/history"
@@ -275,7 +276,7 @@ func (c *cluster) launch(spec process.Spec) *process.Process {
 type member struct {
 	c          *cluster
 	name       string
-	link       *link
+	link       *link.Link
 	kubeconfig string
 	process    *process.Process
 	lives      int
@@ -293,7 +294,7 @@ func (c *cluster) newMember(i int) *member {
 		c.t.Fatal(err)
 	}
 	for _, cluster := range config.Clusters {
-		cluster.Server = m.link.url()
+		cluster.Server = "https://" + m.link.Address()
 	}
 	m.kubeconfig = c.path(m.name + ".kubeconfig")
 	if err := clientcmd.WriteToFile(*config, m.kubeconfig); err != nil {

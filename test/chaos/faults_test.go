@@ -95,9 +95,9 @@ func (f *faults) let(kind string) bool {
 		})
 	case "partition":
 		return f.on(m.name, kind, func() {
-			m.link.sever()
+			m.link.Sever()
 			pause(context.Background(), long)
-			m.link.heal()
+			m.link.Heal()
 		})
 	case "leave":
 		return f.on(m.name, kind, func() {
