@@ -83,6 +83,7 @@ func controllerCommand() *cobra.Command {
 		c       common
 		o       sharded.Options
 		workers int
+		work    time.Duration
 		record  string
 	)
 	cmd := &cobra.Command{
@@ -107,25 +108,32 @@ func controllerCommand() *cobra.Command {
 					Actor: history.Reconciler, Member: o.Member, Session: sharded.SessionOf,
 				})
 			}
-			return runController(cmd.Context(), config, options, o, workers)
+			return runController(cmd.Context(), config, options, o, &controller.Reconciler{Work: work}, workers)
 		},
 	}
 	c.flags(cmd)
 	f := cmd.Flags()
 	f.IntVar(&workers, "workers", 5, "Parents reconciled at a time")
+	f.DurationVar(&work, "work", 0, "how long each reconcile takes besides its requests, as one that calls somebody does")
 	f.StringVar(&o.WatchGroup, "watch-group", "", "WatchGroup to be a member of; empty: reconcile everything alone")
 	f.StringVar(&o.Namespace, "namespace", "", "namespace of the WatchGroup; empty: that of the pod")
 	f.StringVar(&o.Member, "member", "", "name in the WatchGroup; empty: that of the pod, or of the host")
 	f.IntVar(&o.Weight, "weight", 0, "share relative to the other members'; 0: 1")
 	f.DurationVar(&o.LeaveTimeout, "leave-timeout", 10*time.Second,
 		"how long to wait at the end until others have taken over; less than 0: end without a word")
+	f.DurationVar(&o.Resync.Period, "resync-period", 0,
+		"how often each Parent is reconciled that nothing happens to; 0: 10h, less than 0: never")
+	f.DurationVar(&o.Resync.Slice, "resync-slice", 0, "into how long slices the period is divided, among which Parents spread; 0: 1m")
+	f.DurationVar(&o.Resync.Tick, "resync-tick", 0, "how often the Parents are enqueued that are due; 0: 1m, or the slice")
 	f.StringVar(&record, "record", "", "new file to which everything is recorded that happens here")
 	return cmd
 }
 
 // runController runs the sample controller. Where it is sharded is marked: nothing else differs from any other program
 // that uses controller-runtime.
-func runController(ctx context.Context, config *rest.Config, options ctrl.Options, o sharded.Options, workers int) error {
+func runController(ctx context.Context, config *rest.Config, options ctrl.Options, o sharded.Options,
+	r *controller.Reconciler, workers int,
+) error {
 	var group *sharded.Group
 	if o.WatchGroup != "" {
 		group = sharded.New(o)                                                // sharded
@@ -135,7 +143,8 @@ func runController(ctx context.Context, config *rest.Config, options ctrl.Option
 	if err != nil {
 		return err
 	}
-	if err := (&controller.Reconciler{Client: mgr.GetClient()}).SetupWithManager(mgr, workers); err != nil {
+	r.Client = mgr.GetClient()
+	if err := r.SetupWithManager(mgr, workers); err != nil {
 		return err
 	}
 	if group == nil {

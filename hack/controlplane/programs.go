@@ -43,6 +43,7 @@ var ownPrograms = []program{
 	{name: "drover-manager", pkg: "./cmd/manager", incremental: true, weight: 20},
 	{name: "drover-autoscaler", pkg: "./cmd/autoscaler", incremental: true, weight: 20},
 	{name: "drover-coordinator", pkg: "./cmd/coordinator", incremental: true, weight: 10},
+	{name: "parentchild", pkg: "./examples/parentchild", incremental: true, weight: 5},
 	{name: "playground", pkg: "./cmd/playground", incremental: true, weight: 20},
 }
 

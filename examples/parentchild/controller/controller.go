@@ -8,6 +8,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,8 @@ import (
 // A Reconciler keeps one Child for each Parent, with the Parent's value.
 type Reconciler struct {
 	Client client.Client
+	// Work is how long each reconcile takes besides its requests.
+	Work time.Duration
 }
 
 var _ reconcile.Reconciler = (*Reconciler)(nil)
@@ -45,6 +48,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager, workers int) error {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if err := r.work(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
 	parent := &v1alpha1.Parent{}
 	if err := r.Client.Get(ctx, req.NamespacedName, parent); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -71,6 +77,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, r.Client.Patch(ctx, changed, client.MergeFrom(child))
 	}
 	return reconcile.Result{}, nil
+}
+
+// work takes its time, unless the member loses its lease meanwhile.
+func (r *Reconciler) work(ctx context.Context) error {
+	if r.Work <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(r.Work)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
 }
 
 func (r *Reconciler) create(ctx context.Context, parent *v1alpha1.Parent) error {
