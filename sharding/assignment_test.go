@@ -199,6 +199,36 @@ func TestNewcomerReplacesLeaver(t *testing.T) {
 	}
 }
 
+// All members are replaced, one after the other, and each Virtual Node moves once, also where shares are not all equal: what is
+// left over by rounding goes to the newcomer, and not to one that will be replaced itself.
+func TestRollingUpdateMovesEachVirtualNodeOnce(t *testing.T) {
+	for _, tc := range []struct{ v, members, unit int }{{1000, 3, 1}, {1000, 7, 1}, {1000, 3, 4}, {10_000, 9, 7}, {11, 4, 1}} {
+		a := Balanced{Unit: tc.unit}
+		members := serving(tc.members)
+		current := a.Assign(make(Placement, tc.v), members)
+		moved := make([]int, tc.v)
+		for i := range tc.members {
+			// The newcomer's name may stand before or after the others'.
+			newcomer := Candidate{ID: fmt.Sprintf("%c-%d", 'a'+rune(25*(i%2)), i), Keeps: true, Receives: true}
+			members[i].Keeps, members[i].Receives, members[i].Pulls = false, false, false
+			next := a.Assign(current, append(slices.Clone(members), newcomer))
+			for vn := range next {
+				if next[vn] != current[vn] {
+					moved[vn]++
+				}
+			}
+			current = next
+			newcomer.Pulls = true
+			members[i] = newcomer
+		}
+		for vn, n := range moved {
+			if n != 1 {
+				t.Errorf("%+v: Virtual Node %d moved %d times, want once", tc, vn, n)
+			}
+		}
+	}
+}
+
 func TestWeightsDivide(t *testing.T) {
 	members := serving(3)
 	members[0].Weight = 2
