@@ -3,12 +3,16 @@ package playground
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
 )
 
@@ -24,6 +28,9 @@ type recorder struct {
 	before   map[string]bool      // nodes that were there before the story
 
 	workloads map[types.UID]*workloadRecord
+
+	shares *ownership   // nil in a story that is not about sharding
+	shows  func(*World) // what a live picture shows, after every change
 
 	maxRows, maxBytes int
 	violations        []string
@@ -99,6 +106,10 @@ func (r *recorder) saw(object any) {
 		if r.mine(o.Namespace) {
 			r.sawWorkload(o)
 		}
+	case *lbv1alpha1.WatchGroup, *lbv1alpha1.VirtualNodeSlice, *unstructured.Unstructured:
+		if r.shares != nil && r.mine(o.(client.Object).GetNamespace()) {
+			r.shares.saw(o, time.Now())
+		}
 	case *corev1.Node:
 		if !r.before[o.Name] && o.Labels[labelStatic] == "" {
 			r.launched[o.Name] = true
@@ -140,6 +151,10 @@ func (r *recorder) lost(object any) {
 			r.launched[o.Name] = false
 		}
 		delete(r.before, o.Name)
+	case *lbv1alpha1.WatchGroup, *lbv1alpha1.VirtualNodeSlice, *unstructured.Unstructured:
+		if r.shares != nil && r.mine(o.(client.Object).GetNamespace()) {
+			r.shares.lost(o)
+		}
 	}
 }
 
@@ -152,6 +167,9 @@ func (r *recorder) check(v *view) {
 		if broken := rule.broken(w); broken != "" {
 			r.violate(rule.name, broken)
 		}
+	}
+	if r.shows != nil {
+		r.shows(w)
 	}
 }
 

@@ -60,6 +60,12 @@ type Result struct {
 	// NodesLaunched and NodesReclaimed count nodes that came, and that came and went.
 	NodesLaunched  int `json:"nodesLaunched"`
 	NodesReclaimed int `json:"nodesReclaimed"`
+	// Objects are the Parents and Children, VirtualNodes those of their WatchGroup, Moves how often one of those came to another
+	// member, and Reconciles how many were counted; only in stories about sharding.
+	Objects      int `json:"objects,omitempty"`
+	VirtualNodes int `json:"virtualNodes,omitempty"`
+	Moves        int `json:"moves,omitempty"`
+	Reconciles   int `json:"reconciles,omitempty"`
 	// Workloads are those of Kueue, and Admissions how often Kueue admitted one; only in stories with Kueue.
 	Workloads  int    `json:"workloads,omitempty"`
 	Admissions int    `json:"admissions,omitempty"`
@@ -81,6 +87,10 @@ type Stage struct {
 	begin     time.Time
 	// unscoped are the story's objects that have no namespace, which would take them along.
 	unscoped []client.Object
+	// atEnd is called before the story's objects are deleted, the last one first, whatever has happened.
+	atEnd []func(context.Context) error
+	// figures are added to the result.
+	figures func(*Result)
 
 	steps []Step
 	err   error
@@ -164,6 +174,9 @@ func (s *Stage) result(story Story) Result {
 		r.NodesLaunched, r.NodesReclaimed = rec.nodesLaunched(), rec.nodesReclaimed()
 		r.Workloads, r.Admissions = len(rec.workloads), rec.admissions()
 	})
+	if s.figures != nil {
+		s.figures(&r)
+	}
 	if s.err != nil {
 		r.Error, r.Logs, r.Interrupted = s.err.Error(), s.logs, s.ctx.Err() != nil
 	}
@@ -288,6 +301,9 @@ func (s *Stage) Await(expected string, condition func(w *World) (ok bool, seen s
 		}
 		var ok bool
 		ok, seen = condition(w)
+		if s.recorder.shows != nil {
+			s.recorder.shows(w)
+		}
 		if !ok {
 			s.p.present.Progress(time.Since(s.begin), expected, seen)
 		}
@@ -416,6 +432,10 @@ func (s *Stage) cleanUp() {
 	}
 	defer cancel()
 	c := s.p.view.client
+	var ended error
+	for _, end := range slices.Backward(s.atEnd) {
+		ended = errors.Join(ended, end(ctx))
+	}
 	err := c.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}})
 	if err == nil {
 		// A pod that waits for its grace period on a node that is no more would keep the namespace.
@@ -432,7 +452,7 @@ func (s *Stage) cleanUp() {
 			err = fmt.Errorf("%w%s", err, s.hints())
 		}
 	}
-	err = errors.Join(err, c.DeleteAllOf(ctx, &corev1.Node{}, client.HasLabels{labelStatic}), s.p.SetOfferings(DefaultOfferings()))
+	err = errors.Join(ended, err, c.DeleteAllOf(ctx, &corev1.Node{}, client.HasLabels{labelStatic}), s.p.SetOfferings(DefaultOfferings()))
 	gone := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}}
 	for _, o := range slices.Backward(s.unscoped) {
 		err = errors.Join(err, client.IgnoreNotFound(c.Delete(ctx, o)))

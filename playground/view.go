@@ -21,6 +21,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
 )
 
@@ -64,7 +65,7 @@ func newView(ctx context.Context, kubeconfig string) (*view, error) {
 	config.QPS, config.Burst = 500, 1000
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), fleetv1alpha1.AddToScheme(scheme), kueue.AddToScheme(scheme),
-		autoscalingv1.AddToScheme(scheme)); err != nil {
+		autoscalingv1.AddToScheme(scheme), lbv1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("playground: %w", err)
 	}
 	v := &view{
@@ -117,6 +118,15 @@ func (v *view) follow(ctx context.Context, objects ...client.Object) error {
 		}
 	}
 	return nil
+}
+
+// unfollow ends the watches of kinds.
+func (v *view) unfollow(ctx context.Context, objects ...client.Object) error {
+	var errs []error
+	for _, object := range objects {
+		errs = append(errs, v.informers.RemoveInformer(ctx, object))
+	}
+	return errors.Join(errs...)
 }
 
 func (v *view) stop() {

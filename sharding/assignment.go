@@ -150,8 +150,8 @@ func (t *table) share(sharing []int, units int) {
 	}
 }
 
-// level takes nothing from anybody and hands every free unit to the member that has least for its weight; among equals to one
-// that does not pull: in a rolling update the others are about to be replaced, too.
+// level takes nothing from anybody and hands every free unit to the member that has least for its weight; among equals to the
+// one that had least before: in a rolling update the others may be about to be replaced, too.
 func (t *table) level(sharing []int) {
 	h := &leastFirst{table: t, members: slices.Clone(sharing)}
 	heap.Init(h)
@@ -176,15 +176,8 @@ func (h *leastFirst) Pop() any      { return nil }
 func (h *leastFirst) Less(i, j int) bool {
 	a, b := h.members[i], h.members[j]
 	return cmp.Or(cmp.Compare(h.quota[a]*h.table.members[b].weight(), h.quota[b]*h.table.members[a].weight()),
-		cmp.Compare(pulls(h.table.members[a]), pulls(h.table.members[b])),
+		cmp.Compare(h.load[a], h.load[b]),
 		cmp.Compare(a, b)) < 0
-}
-
-func pulls(c Candidate) int {
-	if c.Pulls {
-		return 1
-	}
-	return 0
 }
 
 // evict frees what members have beyond their quota, from the end of their ranges, so that runs move as runs.

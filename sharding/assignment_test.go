@@ -202,11 +202,17 @@ func TestNewcomerReplacesLeaver(t *testing.T) {
 // All members are replaced, one after the other, and each Virtual Node moves once, also where shares are not all equal: what is
 // left over by rounding goes to the newcomer, and not to one that will be replaced itself.
 func TestRollingUpdateMovesEachVirtualNodeOnce(t *testing.T) {
-	for _, tc := range []struct{ v, members, unit int }{{1000, 3, 1}, {1000, 7, 1}, {1000, 3, 4}, {10_000, 9, 7}, {11, 4, 1}} {
+	for _, tc := range []struct {
+		v, members, unit int
+		pulls            bool // or all are new themselves
+	}{{1000, 3, 1, true}, {1000, 3, 1, false}, {1000, 7, 1, true}, {1000, 3, 4, false}, {10_000, 9, 7, true}, {11, 4, 1, true}} {
 		a := Balanced{Unit: tc.unit}
 		members := serving(tc.members)
 		current := a.Assign(make(Placement, tc.v), members)
 		moved := make([]int, tc.v)
+		for i := range members {
+			members[i].Pulls = tc.pulls
+		}
 		for i := range tc.members {
 			// The newcomer's name may stand before or after the others'.
 			newcomer := Candidate{ID: fmt.Sprintf("%c-%d", 'a'+rune(25*(i%2)), i), Keeps: true, Receives: true}
@@ -218,7 +224,7 @@ func TestRollingUpdateMovesEachVirtualNodeOnce(t *testing.T) {
 				}
 			}
 			current = next
-			newcomer.Pulls = true
+			newcomer.Pulls = tc.pulls
 			members[i] = newcomer
 		}
 		for vn, n := range moved {
