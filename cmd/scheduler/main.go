@@ -1,6 +1,6 @@
-// Command scheduler is kube-scheduler with the plugin CapacityRequest, and with those of sigs.k8s.io/scheduler-plugins that
-// build with this Kubernetes version. Flags and configuration are kube-scheduler's own; it runs beside the cluster's
-// scheduler, for pods with its own schedulerName.
+// Command scheduler is kube-scheduler with the plugins CapacityRequest and VNAffinity, and with those of
+// sigs.k8s.io/scheduler-plugins that build with this Kubernetes version. Flags and configuration are kube-scheduler's own; it
+// runs beside the cluster's scheduler, for pods with its own schedulerName.
 package main
 
 import (
@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/scheduler-plugins/pkg/trimaran/targetloadpacking"
 
 	"github.com/drover-sh/drover/plugins/capacityrequest"
+	"github.com/drover-sh/drover/plugins/vnaffinity"
 )
 
 func main() {
@@ -38,6 +39,7 @@ func newCommand() *cobra.Command {
 	configFile := func() string { return command.Flag("config").Value.String() }
 	command = app.NewSchedulerCommand(
 		app.WithPlugin(capacityrequest.Name, capacityrequest.Factory(configFile)),
+		app.WithPlugin(vnaffinity.Name, vnaffinity.Factory(configFile)),
 		app.WithPlugin(coscheduling.Name, coscheduling.New),
 		app.WithPlugin(noderesources.AllocatableName, noderesources.NewAllocatable),
 		app.WithPlugin(noderesourcetopology.Name, noderesourcetopology.New),

@@ -22,6 +22,10 @@ func (e *member) purge(p sharding.Purge) {
 
 func (e *member) fetch(f sharding.Fetch) {
 	k := e.kinds[f.Resource]
+	if k.external != nil {
+		e.confirm(k, f)
+		return
+	}
 	for _, s := range slices.Clone(k.streams) {
 		s.yield(f.VNs)
 	}

@@ -37,10 +37,11 @@ type Group struct {
 	log     logr.Logger
 
 	// What NewCache makes.
-	member  *member
-	api     client.Client // of Leases and slices; no limiter stands before it
-	slices  cache.Cache   // of the member's slice
-	limiter flowcontrol.RateLimiter
+	member     *member
+	membership *Membership   // set if the process has caches of its own
+	api        client.Client // of Leases and slices; no limiter stands before it
+	slices     cache.Cache   // of the member's slice
+	limiter    flowcontrol.RateLimiter
 
 	mu     sync.Mutex
 	deps   map[sharding.Resource]map[sharding.Resource]bool
@@ -158,7 +159,7 @@ func (g *Group) connect(config *rest.Config, opts cache.Options) (*lbv1alpha1.Wa
 	if err := g.api.Get(ctx, g.key, group); err != nil {
 		return nil, fmt.Errorf("read WatchGroup %s: %w", g.key, err)
 	}
-	g.slices, err = cache.New(config, sliceCacheOptions(g.memberKey(), scheme, opts))
+	g.slices, err = cache.New(config, g.sliceCacheOptions(scheme, opts))
 	return group, err
 }
 

@@ -31,6 +31,7 @@ type kind struct {
 	gvk        schema.GroupVersionKind
 	namespaced bool
 	source     listWatcher
+	external   Cache // set if the process fills its cache itself; nothing is listed and watched then
 	transform  func(client.Object) (client.Object, error)
 
 	member   *member
@@ -69,6 +70,8 @@ type member struct {
 	endLife  context.CancelCauseFunc
 	slice    sharding.Slice // the newest of this session that was seen
 	ready    sharding.Set   // what is served: owned, and no read waits
+	gains    []Gain         // by which ready has come to be what it is
+	gained   uint64         // the number of the last one
 	arrivals []arrival
 	patient  map[sharding.Resource]bool
 	patience time.Duration // behindPatience, but for tests
@@ -170,7 +173,7 @@ func (e *member) beginLife(session string) {
 		k.store.forgetAll()
 		k.backoff = newBackoff()
 	}
-	e.ready, e.arrivals, e.slice = nil, nil, sharding.Slice{}
+	e.ready, e.gains, e.arrivals, e.slice = nil, nil, nil, sharding.Slice{}
 	e.settled, e.orphaned = false, false
 	e.doomed = make(map[place][]*deletion)
 	e.m.StartSession(session)

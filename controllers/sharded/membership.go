@@ -167,13 +167,19 @@ func (e *member) serving() error {
 	return nil
 }
 
-func sliceCacheOptions(key client.ObjectKey, scheme *runtime.Scheme, opts cache.Options) cache.Options {
+// sliceCacheOptions make a cache of the member's slice, or of those of the whole group for a Membership.
+func (g *Group) sliceCacheOptions(scheme *runtime.Scheme, opts cache.Options) cache.Options {
+	key := g.memberKey()
+	field := fields.OneTermEqualSelector("metadata.name", key.Name)
+	if g.membership != nil {
+		field = fields.OneTermEqualSelector(lbv1alpha1.FieldWatchGroup, g.key.Name)
+	}
 	return cache.Options{
 		HTTPClient: opts.HTTPClient, Mapper: opts.Mapper, Scheme: scheme,
 		ByObject: map[client.Object]cache.ByObject{
 			&lbv1alpha1.VirtualNodeSlice{}: {
 				Namespaces: map[string]cache.Config{key.Namespace: {}},
-				Field:      fields.OneTermEqualSelector("metadata.name", key.Name),
+				Field:      field,
 			},
 		},
 	}
@@ -187,7 +193,7 @@ func (g *Group) watchSlice(ctx context.Context) error {
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { g.sliceSeen(obj.(*lbv1alpha1.VirtualNodeSlice)) },
 		UpdateFunc: func(_, obj any) { g.sliceSeen(obj.(*lbv1alpha1.VirtualNodeSlice)) },
-		DeleteFunc: func(any) { g.member.sliceGone() },
+		DeleteFunc: g.sliceGone,
 	})
 	return err
 }
@@ -198,7 +204,25 @@ func (g *Group) sliceSeen(obj *lbv1alpha1.VirtualNodeSlice) {
 		g.log.Error(err, "slice refused")
 		return
 	}
-	g.member.observeSlice(s)
+	if g.membership != nil {
+		g.membership.peerSeen(s, false)
+	}
+	if obj.Name == g.memberKey().Name {
+		g.member.observeSlice(s)
+	}
+}
+
+func (g *Group) sliceGone(obj any) {
+	if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+		obj = last.Obj
+	}
+	o, ok := obj.(*lbv1alpha1.VirtualNodeSlice)
+	if ok && g.membership != nil {
+		g.membership.peerSeen(sharding.Slice{Member: o.Spec.Member, Version: o.ResourceVersion}, true)
+	}
+	if !ok || o.Name == g.memberKey().Name {
+		g.member.sliceGone()
+	}
 }
 
 // publish writes the slice's status whenever it has something new to say.

@@ -36,10 +36,10 @@ func counter(name, help string, more ...string) *prometheus.CounterVec {
 		append([]string{"group", "member"}, more...))
 }
 
-func init() {
-	ctrlmetrics.Registry.MustRegister(epochs, owned, served, moving, leases, barriers, blockedReads, liveReads,
-		fencedWrites, lists, sessions)
-}
+var collectors = []prometheus.Collector{epochs, owned, served, moving, leases, barriers, blockedReads, liveReads,
+	fencedWrites, lists, sessions}
+
+func init() { ctrlmetrics.Registry.MustRegister(collectors...) }
 
 // memberMetrics are those of one member.
 type memberMetrics struct {

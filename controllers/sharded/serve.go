@@ -23,6 +23,7 @@ func (e *member) settle() {
 	}
 	gained := ready.Minus(e.ready)
 	e.ready = ready
+	e.gain(gained)
 	e.settled = e.settled || (e.slice.Session != "" && ready.Equal(e.m.Owned()))
 	now := e.clock()
 	for i := range e.arrivals {

@@ -78,7 +78,7 @@ func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.W
 	all := r.Backfill.arrears(time.Now())
 	var sum arrear
 	var failure string
-	for _, res := range group.Spec.Resources {
+	for _, res := range labelledResources(group) {
 		a := all[schema.GroupResource{Group: res.Group, Resource: res.Resource}]
 		sum.objects += a.objects
 		if sum.oldest.IsZero() || !a.oldest.IsZero() && a.oldest.Before(sum.oldest) {
@@ -101,6 +101,14 @@ func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.W
 		c.Message = fmt.Sprintf("%d objects carry no label, the oldest since %s", sum.objects, sum.oldest.UTC().Format(time.RFC3339))
 	}
 	set(group, s, c)
+}
+
+// labelledResources returns the resources whose objects carry labels because of this group.
+func labelledResources(group *lbv1alpha1.WatchGroup) []lbv1alpha1.Resource {
+	if group.Spec.OptIn == lbv1alpha1.OptInNone {
+		return nil
+	}
+	return group.Spec.Resources
 }
 
 // countUnowned counts the objects in Virtual Nodes that have been unowned for a while, and asks for another look while that
@@ -144,7 +152,7 @@ func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vn
 			Operator: metav1.LabelSelectorOpExists}}
 	}
 	var n int32
-	for _, res := range group.Spec.Resources {
+	for _, res := range labelledResources(group) {
 		f := b.feed(schema.GroupResource{Group: res.Group, Resource: res.Resource})
 		if f == nil {
 			continue

@@ -103,3 +103,23 @@ func TestResourcesAreSharedByGroupsThatAgree(t *testing.T) {
 		t.Error("children of the same group are not waited for")
 	}
 }
+
+// Members that work Virtual Nodes out for themselves need no labels, and may stand beside groups that have others.
+func TestAGroupThatTakesNoObjectHasNoScheme(t *testing.T) {
+	first := lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "first"}}
+	first.Spec = lbv1alpha1.WatchGroupSpec{VirtualNodes: 100, OptIn: lbv1alpha1.OptInNone, Resources: []lbv1alpha1.Resource{{Resource: "pods"}}}
+	second := lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "second"}}
+	second.Spec = lbv1alpha1.WatchGroupSpec{VirtualNodes: 7, Resources: []lbv1alpha1.Resource{{Resource: "secrets"}, {Resource: "pods"}}}
+	third := *first.DeepCopy()
+	third.Name, third.Spec.VirtualNodes = "third", 13
+	all, refused := schemes([]lbv1alpha1.WatchGroup{first, second, third})
+	if len(refused) != 0 {
+		t.Errorf("refused: %v", refused)
+	}
+	if s := all[schema.GroupResource{Resource: "pods"}]; len(all) != 2 || s.buckets.V != 7 || s.group != "ns/second" {
+		t.Errorf("schemes: %v", all)
+	}
+	if got := labelledResources(&first); len(got) != 0 {
+		t.Errorf("the objects of %v are looked at", got)
+	}
+}

@@ -46,6 +46,9 @@ func schemes(groups []lbv1alpha1.WatchGroup) (map[schema.GroupResource]scheme, m
 			continue
 		}
 		spec := g.Spec.WithDefaults()
+		if spec.OptIn == lbv1alpha1.OptInNone {
+			continue // its objects carry no label
+		}
 		for _, res := range spec.Resources {
 			gr := schema.GroupResource{Group: res.Group, Resource: res.Resource}
 			s, ok := byResource[gr]
@@ -67,6 +70,9 @@ func refuse(g *lbv1alpha1.WatchGroup, older map[schema.GroupResource]scheme) *re
 	spec := g.Spec.WithDefaults()
 	if _, err := wire.Coordinator("check", spec); err != nil {
 		return &refusal{lbv1alpha1.ReasonInvalid, err.Error()}
+	}
+	if spec.OptIn == lbv1alpha1.OptInNone {
+		return nil
 	}
 	for i, res := range spec.Resources {
 		s, ok := older[schema.GroupResource{Group: res.Group, Resource: res.Resource}]

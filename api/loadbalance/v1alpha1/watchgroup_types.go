@@ -40,7 +40,7 @@ const (
 
 // OptInPolicy says which objects of the group's resources take part.
 //
-// +kubebuilder:validation:Enum=Annotated;All
+// +kubebuilder:validation:Enum=Annotated;All;None
 type OptInPolicy string
 
 const (
@@ -49,6 +49,10 @@ const (
 	OptInAnnotated OptInPolicy = "Annotated"
 	// OptInAll takes every object.
 	OptInAll OptInPolicy = "All"
+	// OptInNone takes no object: nothing is labelled. It is for members that see all objects anyway and work the Virtual
+	// Node of each out for themselves, as active schedulers do. What such a group's resources are is then no business of
+	// other groups.
+	OptInNone OptInPolicy = "None"
 )
 
 // Defaults of WatchGroupSpec.
