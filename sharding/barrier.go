@@ -1,6 +1,7 @@
 package sharding
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,7 +18,7 @@ type Version string
 // It is apimachinery's resourceversion.CompareResourceVersion with its strings typed; the core does not import it.
 type CompareFunc func(a, b Version) (int, error)
 
-// Versions holds a Version per resource; a resource that is missing asks for nothing.
+// Versions holds a Version per resource. Of a resource that is missing nothing is known.
 type Versions map[Resource]Version
 
 // Dependencies tell for each resource of the group which resources are read while an object of it is processed
@@ -110,16 +111,21 @@ func (b *Barrier) Reset() {
 
 // Announce tells that the assignment of vns has changed at epoch, as heard by resource r (section 5.5.1). Reads of r
 // and of everything that r depends on block at once (section 5.5.2), each until its own resource is complete. If
-// known is nil the previous owner told nothing, and only a list that begins after this call lifts the block.
-// Otherwise the block lifts as soon as the cache has reached those versions, which may be at once.
+// known is nil the previous owner told nothing, and only a list that begins after this call lifts the block. Otherwise
+// the block lifts as soon as the cache has reached those versions, which may be at once.
+//
+// A resource that the previous owner has not told of, because its program does not know it yet, is listed. So is one
+// whose version cannot be compared, and the error names it: the block stands in any case.
 func (b *Barrier) Announce(r Resource, epoch Epoch, vns Set, known *Versions) error {
+	var errs []error
 	for _, dep := range b.closures[r] {
 		p := pending{epoch: epoch, vns: vns}
-		if known != nil {
+		if known != nil && (*known)[dep] != "" {
 			p.need = (*known)[dep]
 			var err error
 			if p.vns, err = b.below(dep, vns, p.need); err != nil {
-				return err
+				errs = append(errs, err)
+				p.need, p.vns = "", vns
 			}
 		}
 		p.vns = p.vns.Minus(b.settled(dep, epoch))
@@ -127,7 +133,7 @@ func (b *Barrier) Announce(r Resource, epoch Epoch, vns Set, known *Versions) er
 			b.pending[dep] = append(b.pending[dep], p)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // settled returns the Virtual Nodes for which this epoch needs no new entry: the resources of a closure hear of one
@@ -147,29 +153,41 @@ func (b *Barrier) settled(r Resource, epoch Epoch) Set {
 	return vns
 }
 
-// below returns the part of vns whose cache for r is not known to hold everything up to need. With no need it is the
-// part that is not cached at all.
+// below returns the part of vns whose cache for r is not known to hold everything up to need.
 func (b *Barrier) below(r Resource, vns Set, need Version) (Set, error) {
+	if err := b.check(r, need); err != nil {
+		return nil, err
+	}
 	for _, have := range b.reached[r] {
-		if need != "" {
-			c, err := b.compare(have.version, need)
-			if err != nil {
-				return nil, fmt.Errorf("barrier of %s: compare version %q with %q: %w", r, have.version, need, err)
-			}
-			if c < 0 {
-				continue
-			}
+		c, err := b.compare(have.version, need)
+		if err != nil {
+			return nil, fmt.Errorf("barrier of %s: compare version %q with %q: %w", r, have.version, need, err)
 		}
-		vns = vns.Minus(have.vns)
+		if c >= 0 {
+			vns = vns.Minus(have.vns)
+		}
 	}
 	return vns, nil
+}
+
+// check returns an error for a version that compares with none.
+func (b *Barrier) check(r Resource, version Version) error {
+	if _, err := b.compare(version, version); err != nil {
+		return fmt.Errorf("barrier of %s: version %q: %w", r, version, err)
+	}
+	return nil
 }
 
 // Listed tells that the cache of r now holds vns as of version, from a list that was consistent and that began when
 // epoch had been announced. Pending epochs up to that one end for vns; smaller ones as well, since what a failed list
 // or watch left behind must not block for ever (section 5.5.3). A later epoch goes on blocking. Where the previous
 // owner told its versions, the list's version decides and not the epoch.
+//
+// A version that cannot be compared is an error, and the list counts for nothing.
 func (b *Barrier) Listed(r Resource, epoch Epoch, vns Set, version Version) error {
+	if err := b.check(r, version); err != nil {
+		return err
+	}
 	for i := range b.pending[r] {
 		if p := &b.pending[r][i]; p.need == "" && p.epoch <= epoch {
 			p.vns = p.vns.Minus(vns)
@@ -194,6 +212,9 @@ func (b *Barrier) forgetListed(r Resource, vns Set) {
 // Progressed tells that the watch behind the cache of r has delivered, for vns, all changes up to version: by an
 // event or a bookmark. Virtual Nodes of which nothing is cached are left out by the caller.
 func (b *Barrier) Progressed(r Resource, vns Set, version Version) error {
+	if err := b.check(r, version); err != nil {
+		return err
+	}
 	b.setReached(r, vns, version)
 	return b.lift(r)
 }

@@ -211,7 +211,7 @@ func TestInheritedVersionsAreHandedOn(t *testing.T) {
 		}
 	}
 	must(m.Observe(Slice{Member: "m", Session: "s", Epoch: 1, Owned: Span(0, 1),
-		Grants: []Grant{{1, Span(0, 1), &Versions{"parents": "40", "children": "7"}}}}))
+		Grants: []Grant{{1, Span(0, 1), &Versions{"parents": "40", "children": "7", "gates": "3"}}}}))
 	for _, f := range m.NextFetches() {
 		_, err := m.Listed(f, "50")
 		must(err)
@@ -222,7 +222,7 @@ func TestInheritedVersionsAreHandedOn(t *testing.T) {
 	m.End(ticket)
 	must(m.Observe(Slice{Member: "m", Session: "s", Epoch: 2, Draining: []Order{{2, Span(0, 1)}}}))
 	got := m.Status(0).Released
-	if len(got) != 1 || got[0].Known == nil || !maps.Equal(*got[0].Known, Versions{"parents": "40", "children": "60"}) {
+	if len(got) != 1 || got[0].Known == nil || !maps.Equal(*got[0].Known, Versions{"parents": "40", "children": "60", "gates": "3"}) {
 		t.Errorf("released %+v, want parents 40 as inherited and children 60 as written", got)
 	}
 }
@@ -273,6 +273,71 @@ func BenchmarkDrain(b *testing.B) {
 				observe(Slice{Epoch: 2, Owned: all.Minus(moving), Draining: []Order{{2, moving}}})
 				if got := m.Status(0).Released; len(got) != 1 || !got[0].VNs.Equal(moving) {
 					b.Fatalf("released %v", got)
+				}
+			}
+		})
+	}
+}
+
+// A grant may tell less than the member has to know: of a resource that the owner before did not know of, because it ran an
+// older program, or a version that cannot be read. Such a resource is listed, and handed on as listed, and the rest of the
+// slice is taken in as ever.
+func TestWhatAGrantDoesNotTellIsListed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		known Versions
+		fault string
+	}{
+		"a resource that is missing":       {Versions{"parents": "7", "gates": "7"}, ""},
+		"a version that cannot be read":    {Versions{"parents": "7", "children": "seven", "gates": "7"}, `grant of epoch 3: version "seven" of children`},
+		"nothing of any resource":          {Versions{}, ""},
+		"a resource that nobody here has":  {Versions{"parents": "7", "strangers": "1"}, ""},
+		"a stranger's that cannot be read": {Versions{"parents": "7", "strangers": "one"}, `version "one" of strangers`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fence := NewFence(DefaultLeasePolicy())
+			m := NewMember("a", paperGraph, numeric, fence)
+			m.StartSession("a1")
+			m.Renewed("a1", 0, 0)
+			observe := func(s Slice) error {
+				s.Member, s.Session = "a", "a1"
+				return m.Observe(s)
+			}
+			if err := observe(Slice{Epoch: 1, Incoming: []Order{{1, Span(0, 3)}}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range m.NextFetches() {
+				if _, err := m.Listed(f, "10"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := observe(Slice{Epoch: 3, Owned: Span(0, 3), Grants: []Grant{
+				{3, Span(0, 2), &tc.known}, {3, Span(2, 1), &Versions{"parents": "7", "children": "7", "gates": "7"}}}})
+			if (err == nil) != (tc.fault == "") || (err != nil && !strings.Contains(err.Error(), tc.fault)) {
+				t.Errorf("error %v, want %q", err, tc.fault)
+			}
+			if got := m.Read("children", 0); got != AfterBarrier {
+				t.Errorf("a read of what nothing is known of: %v, want AfterBarrier", got)
+			}
+			if got := m.Read("children", 2); got != FromCache {
+				t.Errorf("a read of what all is known of: %v, want FromCache", got)
+			}
+			for _, f := range m.NextFetches() {
+				if !f.VNs.Equal(Span(0, 2)) {
+					t.Errorf("fetch %+v, want 0-1", f)
+				}
+				if _, err := m.Listed(f, "20"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := m.Begin("parents", 0, 0); err != nil {
+				t.Errorf("after the list: %v", err)
+			}
+			if err := observe(Slice{Epoch: 4, Owned: Span(0, 1), Draining: []Order{{4, Span(1, 2)}}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range m.Status(0).Released {
+				if r.Known == nil || (*r.Known)["children"] != "20" {
+					t.Errorf("released %v with %v, want children at 20", r.VNs, r.Known)
 				}
 			}
 		})

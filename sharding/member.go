@@ -3,6 +3,7 @@ package sharding
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -56,7 +57,8 @@ func (d *drain) left() Set {
 // An origin is what came with the ownership of some Virtual Nodes.
 type origin struct {
 	vns Set
-	// known is what the previous owner told. If it told nothing, listed is as of when the member has listed since.
+	// known is what the previous owner told. Of resources that it told nothing of, listed is as of when the member has
+	// listed them since.
 	known  *Versions
 	listed Versions
 }
@@ -155,7 +157,8 @@ func (m *Member) Relieved() bool {
 	})
 }
 
-// Observe takes in the member's slice as it is now. Slices of another session, and older ones, change nothing.
+// Observe takes in the member's slice as it is now. Slices of another session, and older ones, change nothing. An error
+// names what a grant tells that cannot be understood; the slice is taken in all the same, and that is listed instead.
 func (m *Member) Observe(s Slice) error {
 	if s.Member != m.id || s.Session != m.session || s.Epoch <= m.epoch {
 		return nil
@@ -171,15 +174,37 @@ func (m *Member) Observe(s Slice) error {
 	if strange := s.Owned.Minus(m.explained(grants)); !strange.Empty() {
 		grants = append(grants, Grant{Epoch: s.Epoch, VNs: strange})
 	}
+	var errs []error
 	for _, g := range grants {
+		var err error
+		if g.Known, err = m.legible(g.Known); err != nil {
+			errs = append(errs, fmt.Errorf("member %s: grant of epoch %d: %w", m.id, g.Epoch, err))
+		}
 		m.originate(g)
 		for _, r := range m.deps.Resources() {
 			if err := m.barrier.Announce(r, g.Epoch, g.VNs, g.Known); err != nil {
-				return fmt.Errorf("member %s: grant of epoch %d: %w", m.id, g.Epoch, err)
+				errs = append(errs, fmt.Errorf("member %s: grant of epoch %d: %w", m.id, g.Epoch, err))
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// legible returns the part of known that can be compared: of the rest nothing is known. An error names it.
+func (m *Member) legible(known *Versions) (*Versions, error) {
+	if known == nil {
+		return nil, nil
+	}
+	var errs []error
+	rest := make(Versions, len(*known))
+	for _, r := range slices.Sorted(maps.Keys(*known)) {
+		if _, err := m.compare((*known)[r], (*known)[r]); err != nil {
+			errs = append(errs, fmt.Errorf("version %q of %s: %w", (*known)[r], r, err))
+			continue
+		}
+		rest[r] = (*known)[r]
+	}
+	return &rest, errors.Join(errs...)
 }
 
 // explained returns the Virtual Nodes of which the member knows how they became its own. Of any other, which a slice
@@ -297,11 +322,14 @@ func (m *Member) ended(f Fetch) Set {
 // Listed tells that a fetch is complete as of version. The caller puts what it returns, wanted, into the cache in
 // place of what the cache holds of these Virtual Nodes, starts their watch, and drops the rest of the answer: it is
 // not the member's any more, or a later fetch has it, or is about to. A fetch from an earlier session counts for
-// nothing.
+// nothing, and so does one whose version cannot be compared, which is an error.
 func (m *Member) Listed(f Fetch, version Version) (wanted Set, err error) {
 	vns := m.ended(f).Intersect(m.wanted())
 	if vns.Empty() {
 		return nil, nil
+	}
+	if _, err := m.compare(version, version); err != nil {
+		return nil, fmt.Errorf("member %s: list of %s: version %q: %w", m.id, f.Resource, version, err)
 	}
 	m.filled[f.Resource] = m.filled[f.Resource].Union(vns)
 	// The first list since the grant tells what its owner has to have seen; the next one after that may be later than

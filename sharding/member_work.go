@@ -192,14 +192,16 @@ func (m *Member) tell(known Versions, vns Set) Set {
 		if part.Empty() {
 			continue
 		}
-		seen := o.known
-		if seen == nil {
-			seen = &o.listed
-			for _, r := range m.deps.Resources() {
+		var inherited Versions
+		if o.known != nil {
+			inherited = *o.known
+		}
+		for _, r := range m.deps.Resources() {
+			if inherited[r] == "" {
 				part = part.Minus(m.unseen(r))
 			}
 		}
-		if !part.Empty() && m.raiseAll(known, *seen) {
+		if !part.Empty() && m.raiseAll(known, inherited) && m.raiseAll(known, o.listed) {
 			told = told.Union(part)
 		}
 	}

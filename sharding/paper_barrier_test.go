@@ -229,10 +229,20 @@ func TestPaper_8_ReadsOfOthersObjectsGoToTheServer(t *testing.T) {
 	}
 }
 
+// What does not compare is named, and what it was to lift stays blocked until a list with a version that does.
 func TestBarrierNamesWhatDoesNotCompare(t *testing.T) {
 	b := NewBarrier(paperGraph, numeric)
-	list(t, b, "children", 1, Span(0, 1), "x")
-	if err := b.Announce("children", 2, Span(0, 1), &Versions{"children": "8"}); err == nil {
-		t.Error("a malformed version compares")
+	list(t, b, "children", 1, Span(0, 1), "7")
+	if err := b.Announce("children", 2, Span(0, 1), &Versions{"children": "x"}); err == nil || !b.Blocks("children", 0) {
+		t.Errorf("a malformed version of a grant: %v, blocks %v", err, b.Blocks("children", 0))
+	}
+	if err := b.Listed("children", 2, Span(0, 1), "y"); err == nil || !b.Blocks("children", 0) {
+		t.Errorf("a malformed version of a list: %v, blocks %v", err, b.Blocks("children", 0))
+	}
+	if err := b.Progressed("children", Span(0, 1), "z"); err == nil || !b.Blocks("children", 0) {
+		t.Errorf("a malformed version of an event: %v, blocks %v", err, b.Blocks("children", 0))
+	}
+	if list(t, b, "children", 2, Span(0, 1), "9"); b.Blocks("children", 0) {
+		t.Error("a list does not lift the block")
 	}
 }

@@ -340,7 +340,7 @@ func (p *process) publish() {
 		}
 	case forgetVersions:
 		for i := range status.Released {
-			status.Released[i].Known = &sharding.Versions{}
+			status.Released[i].Known = &sharding.Versions{parents: "1", children: "1"} // older than anything
 		}
 	}
 	if cmp.Equal(status, p.slice.Status) {

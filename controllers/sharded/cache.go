@@ -135,9 +135,19 @@ func (c *groupCache) IndexField(ctx context.Context, obj client.Object, field st
 
 // Start implements cache.Informers. It returns when the member has left the group.
 func (c *groupCache) Start(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	stock := make(chan error, 1)
-	go func() { stock <- c.Cache.Start(ctx) }()
-	return errors.Join(c.group.run(ctx), <-stock)
+	go func() {
+		err := c.Cache.Start(ctx)
+		if err != nil {
+			cancel() // one half alone would leave its reader waiting
+		}
+		stock <- err
+	}()
+	err := c.group.run(ctx)
+	cancel()
+	return errors.Join(err, <-stock)
 }
 
 // WaitForCacheSync implements cache.Informers. The kinds of the group have nothing to wait for: what the member owns

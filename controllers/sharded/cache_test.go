@@ -585,3 +585,33 @@ func TestFencedMemberStops(t *testing.T) {
 		t.Fatal("the new session reconciles what it was not granted")
 	}
 }
+
+// What a grant tells that cannot be read is listed instead, and so is what a list tells with a version that is none: nothing
+// is served before, and nothing is stuck.
+func TestVersionsThatCannotBeReadAreListedAgain(t *testing.T) {
+	r := newRig(t, testV, 1)
+	defer r.m.stop()
+	fill(r, 20)
+	vns := sharding.Span(0, 6)
+	r.prefetch(vns)
+	r.settled()
+	lists := r.tape.count(history.Listed)
+	release := r.script.holdLists()
+	defer release()
+	r.grant(vns, &sharding.Versions{parents: "seven", children: "1"})
+	r.m.mu.RLock()
+	ready := r.m.ready
+	r.m.mu.RUnlock()
+	if !ready.Empty() {
+		t.Errorf("serves %s, of which it does not know what its parents have to show", ready)
+	}
+	r.script.mu.Lock()
+	r.script.illegible = 2
+	r.script.mu.Unlock()
+	release()
+	r.settled()
+	if n := r.tape.count(history.Listed) - lists; n != 3 {
+		t.Errorf("%d lists, want two that cannot be used and one that can", n)
+	}
+	r.check()
+}

@@ -70,6 +70,8 @@ func (e *member) listed(s *stream, objs []client.Object, version sharding.Versio
 	vns, err := e.m.Listed(s.fetch, version)
 	if err != nil {
 		e.log.Error(err, "list refused", "resource", k.resource)
+		e.rec(history.Record{Kind: history.Lost, Resource: k.resource, VNs: s.left})
+		k.backoff.Step()
 	}
 	vns = vns.Intersect(s.left)
 	s.left = nil

@@ -261,10 +261,21 @@ func (g *Group) NewClient(config *rest.Config, opts client.Options) (client.Clie
 	limited, unlimited := rest.CopyConfig(config), rest.CopyConfig(config)
 	limited.RateLimiter = g.limiter
 	unlimited.RateLimiter = flowcontrol.NewFakeAlwaysRateLimiter()
+	if opts.HTTPClient == nil {
+		var err error
+		if opts.HTTPClient, err = rest.HTTPClientFor(config); err != nil {
+			return nil, err
+		}
+	}
 	reads, err := client.New(limited, opts)
 	if err != nil {
 		return nil, err
 	}
+	// The timeout goes with each request, so that the API server gives it up as well. A member that is stopped, or cut off,
+	// tells nobody that it has, and a slow admission webhook would let the write land when another member is at work.
+	bounded := *opts.HTTPClient
+	bounded.Timeout = g.member.policy.RequestTimeout
+	opts.HTTPClient = &bounded
 	writer, err := client.New(unlimited, opts)
 	if err != nil {
 		return nil, err

@@ -460,7 +460,80 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("%v: does not say %q", err, want)
 		}
 	}
+	// What the coordinator, or the API server, would not take is not offered to them.
+	t.Setenv("POD_NAME", "")
+	long := strings.Repeat("m", 63) + "." + strings.Repeat("m", 63) + "." + strings.Repeat("m", 62)
+	err = New(Options{WatchGroup: "a", Namespace: "ns", Member: long, Weight: 1001}).options.validate()
+	for _, want := range []string{fmt.Sprintf("Member: %q is longer than 189", long), "Weight: 1001"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: does not say %q", err, want)
+		}
+	}
+	if err := New(Options{WatchGroup: "a", Namespace: "ns", Member: long[1:], Weight: 1000}).options.validate(); err != nil {
+		t.Errorf("what is just allowed: %v", err)
+	}
 }
+
+// A write whose sender is stopped must not land when another member is at work, however long admission takes: the API server
+// is told when to give it up.
+func TestWritesCarryTheirTimeout(t *testing.T) {
+	w := newWorld(t)
+	w.users(3, 1)
+	a := w.join("a", nil)
+	w.shared(a)
+	w.reconciled(3, 1)
+	a.gate.mu.Lock()
+	defer a.gate.mu.Unlock()
+	if len(a.gate.writes) == 0 {
+		t.Fatal("no write of a controller went through")
+	}
+	for _, q := range a.gate.writes {
+		if got := q.Get("timeout"); got != realPolicy.RequestTimeout.String() {
+			t.Errorf("a write was sent with timeout %q, want %s", got, realPolicy.RequestTimeout)
+		}
+	}
+}
+
+// A half that cannot start ends the other, and the manager learns why.
+func TestACacheThatCannotStartSaysWhy(t *testing.T) {
+	w := newWorld(t)
+	broken := errors.New("no such kind")
+	for name, change := range map[string]func(*groupCache){
+		"the slice's half": func(c *groupCache) { c.group.slices = brokenCache{c.group.slices, broken} },
+		"the stock half":   func(c *groupCache) { c.Cache = brokenCache{c.Cache, broken} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := New(Options{WatchGroup: groupName, Namespace: w.ns, Member: "a", LeaveTimeout: -1})
+			c, err := g.NewCache(rest.CopyConfig(apiServer), cache.Options{Scheme: testScheme()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			change(c.(*groupCache))
+			ended := make(chan error, 1)
+			go func() { ended <- c.Start(t.Context()) }()
+			select {
+			case err := <-ended:
+				if !errors.Is(err, broken) {
+					t.Errorf("it ended with %v, want %v", err, broken)
+				}
+			case <-time.After(patience):
+				t.Error("it goes on with one half")
+			}
+		})
+	}
+}
+
+// A brokenCache cannot be used.
+type brokenCache struct {
+	cache.Cache
+	err error
+}
+
+func (c brokenCache) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return nil, c.err
+}
+
+func (c brokenCache) Start(context.Context) error { return c.err }
 
 func TestMissingGroupIsNamed(t *testing.T) {
 	api(t)

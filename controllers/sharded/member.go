@@ -216,8 +216,8 @@ func (e *member) observeSlice(s sharding.Slice) {
 	e.slice = s
 	e.flush()
 	if err := e.m.Observe(s); err != nil {
-		e.log.Error(err, "slice refused", "epoch", s.Epoch)
-		return
+		// What the rest of it says holds, and what could not be read is listed.
+		e.log.Error(err, "slice not understood", "epoch", s.Epoch)
 	}
 	now := e.clock()
 	for _, g := range s.Grants {

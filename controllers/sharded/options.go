@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/sharding/history"
 )
 
@@ -34,7 +35,7 @@ type Options struct {
 	Member string
 	// Pod is where the process runs; by default POD_NAME, POD_UID and CONTAINER_NAME. It may be empty.
 	Pod Pod
-	// Weight is the member's share relative to the others'; zero means 1.
+	// Weight is the member's share relative to the others', at most 1000; zero means 1.
 	Weight int
 	// UnownedReads is by default ReadLive.
 	UnownedReads UnownedReads
@@ -105,8 +106,10 @@ func (o Options) validate() error {
 	for _, fault := range validation.IsDNS1123Subdomain(o.Member) {
 		check(false, "Member: %q: %s", o.Member, fault)
 	}
+	check(len(o.Member) <= lbv1alpha1.MaxMemberLength, "Member: %q is longer than %d characters", o.Member,
+		lbv1alpha1.MaxMemberLength)
 	check(o.Pod.Name == "" || o.Member == o.Pod.Name, "Member: %q is not the name of the Pod, %q", o.Member, o.Pod.Name)
-	check(o.Weight >= 0, "Weight: %d is negative", o.Weight)
+	check(o.Weight >= 0 && o.Weight <= lbv1alpha1.MaxWeight, "Weight: %d is not between 0 and %d", o.Weight, lbv1alpha1.MaxWeight)
 	check(o.UnownedReads == ReadLive || o.UnownedReads == RefuseRead, "UnownedReads: %q is neither %q nor %q", o.UnownedReads,
 		ReadLive, RefuseRead)
 	check(o.MaxLiveReads > 0, "MaxLiveReads: %d is negative", o.MaxLiveReads)

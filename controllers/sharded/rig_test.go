@@ -218,6 +218,7 @@ func (r *rig) restart() {
 func (r *rig) known(vns sharding.Set) *sharding.Versions {
 	known := make(sharding.Versions)
 	for _, res := range []sharding.Resource{parents, children} {
+		known[res] = "1" // a previous owner has listed at least
 		if v := r.script.last(res, vns); v != "" {
 			known[res] = v
 		}

@@ -78,19 +78,20 @@ func (t *tape) count(kind history.Kind) int {
 // A script is an API server for one test: one store of versions, several resources, watches that replay a log, and faults
 // on demand.
 type script struct {
-	tape     *tape
-	buckets  sharding.Buckets
-	mu       sync.Mutex
-	revision int
-	tables   map[sharding.Resource]*scriptTable
-	wake     chan struct{} // closed, and replaced, by every change
-	closing  int           // a watch that began under a lower number ends
-	gone     int           // and if under a lower one of these, with 410
-	failing  int           // lists that are going to fail
-	expiring int           // lists whose second page is going to be gone
-	hold     chan struct{} // if set, lists are answered once it is closed, as of when they were asked
-	late     bool          // or as of then
-	lists    map[sharding.Resource]int
+	tape      *tape
+	buckets   sharding.Buckets
+	mu        sync.Mutex
+	revision  int
+	tables    map[sharding.Resource]*scriptTable
+	wake      chan struct{} // closed, and replaced, by every change
+	closing   int           // a watch that began under a lower number ends
+	gone      int           // and if under a lower one of these, with 410
+	failing   int           // lists that are going to fail
+	expiring  int           // lists whose second page is going to be gone
+	illegible int           // lists whose version is going to be none
+	hold      chan struct{} // if set, lists are answered once it is closed, as of when they were asked
+	late      bool          // or as of then
+	lists     map[sharding.Resource]int
 }
 
 type scriptTable struct {
@@ -248,6 +249,7 @@ func (s scripted) list(ctx context.Context, selector labels.Selector, token stri
 		at, _ := strconv.Atoi(version)
 		rest := strings.Split(names, ",")
 		p.objects = s.asOf(at, selector, func(name string) bool { return slices.Contains(rest, name) })
+		s.smudge(&p)
 		s.mu.Unlock()
 		return p, nil
 	}
@@ -285,8 +287,20 @@ func (s scripted) list(ctx context.Context, selector labels.Selector, token stri
 			rest = append(rest, obj.GetName())
 		}
 		p.token = string(p.version) + " " + strings.Join(rest, ",")
+		return p, nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.smudge(&p)
 	return p, nil
+}
+
+// smudge takes the version from the last page of a list that is to have none. Under the lock.
+func (s *script) smudge(p *page) {
+	if s.illegible > 0 {
+		s.illegible--
+		p.version = ""
+	}
 }
 
 // asOf returns the objects at a revision. Under the lock.

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -290,7 +291,11 @@ type gate struct {
 	cut chan struct{} // nil while the network is whole; closed when it is again
 	// queries are those of the lists and watches of Virtual Nodes that went through.
 	queries []url.Values
+	// writes are those of the writes of the group's kinds.
+	writes []url.Values
 }
+
+var groupPath = regexp.MustCompile(`/(configmaps|secrets)(/|$)`)
 
 func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -298,6 +303,9 @@ func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 		cut := g.cut
 		if q := r.URL.Query(); strings.Contains(q.Get("labelSelector"), sharding.LabelVirtualNode) {
 			g.queries = append(g.queries, q)
+		}
+		if r.Method != http.MethodGet && groupPath.MatchString(r.URL.Path) {
+			g.writes = append(g.writes, r.URL.Query())
 		}
 		g.mu.Unlock()
 		if cut != nil {

@@ -13,9 +13,6 @@ import (
 	"github.com/drover-sh/drover/sharding"
 )
 
-// maxWeight bounds what a Lease may claim, so that one member's mistake cannot leave the others without a share.
-const maxWeight = 1000
-
 // memberOf returns the member whose Lease or slice has that name in the group, and false if it is none of the group's.
 func memberOf(group, name string) (string, bool) {
 	member, ok := strings.CutPrefix(name, group+".")
@@ -51,7 +48,7 @@ func holder(lease *coordinationv1.Lease) string {
 // weightOf is a member's share relative to the others'. What is not a number from 1 to 1000 counts as 1.
 func weightOf(lease *coordinationv1.Lease) int {
 	n, err := strconv.Atoi(lease.Annotations[lbv1alpha1.AnnotationWeight])
-	if err != nil || n < 1 || n > maxWeight {
+	if err != nil || n < 1 || n > lbv1alpha1.MaxWeight {
 		return 1
 	}
 	return n

@@ -13,8 +13,8 @@ const (
 	// AnnotationContainer is the name of the container.
 	AnnotationContainer = "loadbalance.k8s.io/container"
 
-	// AnnotationWeight says on a member's Lease how large its share is relative to the others', as a positive integer.
-	// Without it the weight is 1.
+	// AnnotationWeight says on a member's Lease how large its share is relative to the others', as an integer from 1 to
+	// MaxWeight. Without it, and for any other value, the weight is 1.
 	AnnotationWeight = "loadbalance.k8s.io/weight"
 
 	// Finalizer keeps a VirtualNodeSlice until nobody acts on it any more, and a WatchGroup until it has no member: an
@@ -23,6 +23,16 @@ const (
 
 	// FieldWatchGroup is the selectable field of VirtualNodeSlice that names its group.
 	FieldWatchGroup = "spec.watchGroup"
+)
+
+const (
+	// MaxWeight bounds what a Lease may claim, so that one member's mistake cannot leave the others without a share.
+	MaxWeight = 1000
+	// MaxMemberLength is how long a member's name may be: together with the longest name of a group, and the dot, it is the
+	// longest name of an object.
+	MaxMemberLength = 189
+	// MaxSessionLength is how long the name of a session may be.
+	MaxSessionLength = 253
 )
 
 // MemberName is the name of a member's VirtualNodeSlice and of its Lease, both in the WatchGroup's namespace. A group's
