@@ -28,9 +28,10 @@ type view struct {
 	timer       timer
 }
 
-// observe reads slices, then Leases, then Pods. Slices come from one list that is consistent: it shows every write that was
-// answered before. Leases are read after them, so that no session is taken for over because the news of it is late.
-// Sessions that have ended are taken out of their Leases before anybody acts on it.
+// observe reads slices, then Leases, then Pods. Slices come from one list, which shows every write of this coordinator that
+// was answered before. Where a Lease does not hold the session that its slice speaks to, it is read after them, so that no
+// session is taken for over because the news of it is late. Sessions that have ended are taken out of their Leases before
+// anybody acts on it.
 func (r *Reconciler) observe(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker) (*view, error) {
 	v := &view{
 		objects: make(map[string]*lbv1alpha1.VirtualNodeSlice),
@@ -38,7 +39,7 @@ func (r *Reconciler) observe(ctx context.Context, group *lbv1alpha1.WatchGroup, 
 		leases:  make(map[string]*coordinationv1.Lease),
 		states:  make(map[string]sharding.MemberState),
 	}
-	if err := r.readSlices(ctx, group, v); err != nil {
+	if err := r.readSlices(ctx, group, t, v); err != nil {
 		return nil, err
 	}
 	if err := r.readLeases(ctx, group, t, v); err != nil {
@@ -64,12 +65,25 @@ func (r *Reconciler) observe(ctx context.Context, group *lbv1alpha1.WatchGroup, 
 	return v, nil
 }
 
-func (r *Reconciler) readSlices(ctx context.Context, group *lbv1alpha1.WatchGroup, v *view) error {
+// readSlices lists the slices as of a moment after this coordinator's last write, and after the last event that it has seen.
+// To be as of now, the API server would have to wait until its watch cache has heard from etcd, which on a quiet resource
+// takes 100 ms. It need not be: what another coordinator has written since, it has claimed first, and a write of ours to
+// what it has claimed is refused.
+func (r *Reconciler) readSlices(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view) error {
 	var list lbv1alpha1.VirtualNodeSliceList
-	if err := r.Live.List(ctx, &list, client.InNamespace(group.Namespace),
-		client.MatchingFields{lbv1alpha1.FieldWatchGroup: group.Name}); err != nil {
+	options := []client.ListOption{
+		client.InNamespace(group.Namespace), client.MatchingFields{lbv1alpha1.FieldWatchGroup: group.Name},
+	}
+	if floor := t.slicesFrom(); floor != "" {
+		options = append(options, &client.ListOptions{Raw: &metav1.ListOptions{
+			ResourceVersion: floor, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		}})
+	}
+	if err := r.Live.List(ctx, &list, options...); err != nil {
+		t.forgetSlices()
 		return fmt.Errorf("listing the slices of %s/%s: %w", group.Namespace, group.Name, err)
 	}
+	t.sawSlices(list.ResourceVersion)
 	for i := range list.Items {
 		o := &list.Items[i]
 		s, err := wire.Slice(o)
@@ -87,25 +101,54 @@ type sliceError struct{ error }
 
 func (e *sliceError) Unwrap() error { return e.error }
 
-// readLeases reads the Leases of all who may be members. The Lease of a member that is still in a slice may be gone, because
-// somebody has deleted it: nobody knows how long the member goes on, so it is waited for as for an expiry.
+// readLeases reads the Leases of all who may be members: from the cache, and from the API server where the cache does not
+// show the session that the slice speaks to. A cache that still shows a session which has ended does no harm: its successor
+// acts on nothing that its slice says before it is spoken to.
+//
+// The Lease of a member that is still in a slice may be gone, because somebody has deleted it: nobody knows how long the
+// member goes on, so it is waited for as for an expiry.
 func (r *Reconciler) readLeases(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view) error {
 	var list coordinationv1.LeaseList
-	if err := r.Live.List(ctx, &list, client.InNamespace(group.Namespace)); err != nil {
+	if err := r.Client.List(ctx, &list, client.InNamespace(group.Namespace)); err != nil {
 		return fmt.Errorf("listing the Leases of %s/%s: %w", group.Namespace, group.Name, err)
+	}
+	for i := range list.Items {
+		if member, ok := memberOf(group.Name, list.Items[i].Name); ok {
+			v.leases[member] = &list.Items[i]
+		}
+	}
+	if err := r.readLeasesAnew(ctx, group, t, v); err != nil {
+		return err
 	}
 	now := r.Now()
 	duration := leaseDuration(group)
-	for i := range list.Items {
-		lease := &list.Items[i]
-		if member, ok := memberOf(group.Name, lease.Name); ok {
-			v.leases[member] = lease
-			t.saw(recordOf(member, lease, duration), now)
-		}
+	for member, lease := range v.leases {
+		t.saw(recordOf(member, lease, duration), now)
 	}
 	for member, s := range v.slices {
 		if v.leases[member] == nil && s.Session != "" && mayWork(s) {
 			t.saw(sharding.LeaseRecord{Member: member, Session: s.Session, Duration: duration}, now)
+		}
+	}
+	return nil
+}
+
+// readLeasesAnew reads from the API server the Leases that do not hold the sessions of their slices, or that are older than
+// what has been seen of them.
+func (r *Reconciler) readLeasesAnew(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view) error {
+	for member, s := range v.slices {
+		if cached := v.leases[member]; cached != nil && holder(cached) == s.Session && !t.outdated(member, cached) {
+			continue
+		}
+		lease := &coordinationv1.Lease{}
+		key := client.ObjectKey{Namespace: group.Namespace, Name: lbv1alpha1.MemberName(group.Name, member)}
+		switch err := r.Live.Get(ctx, key, lease); {
+		case err == nil:
+			v.leases[member] = lease
+		case apierrors.IsNotFound(err):
+			delete(v.leases, member)
+		default:
+			return fmt.Errorf("reading Lease %s: %w", key, err)
 		}
 	}
 	return nil
@@ -155,7 +198,7 @@ func (r *Reconciler) memberState(ctx context.Context, group *lbv1alpha1.WatchGro
 		facts.Terminated = facts.Session != "" && terminated(pod, lease)
 		facts.Unready = unready(pod, lease)
 		if holder(lease) != "" && (facts.Session == "" || facts.Terminated) {
-			if err := r.revoke(ctx, group, v, member, facts.Terminated); err != nil {
+			if err := r.revoke(ctx, group, t, v, member, facts.Terminated); err != nil {
 				return state, err
 			}
 			facts.Session, facts.Terminated = "", false
@@ -198,7 +241,8 @@ func (r *Reconciler) graces(group *lbv1alpha1.WatchGroup, t *tracker, v *view, m
 
 // revoke takes a session that has ended out of its Lease, on the condition that the Lease is still the one that was read. A
 // member that has renewed meanwhile wins, and one that comes back finds that its session is over.
-func (r *Reconciler) revoke(ctx context.Context, group *lbv1alpha1.WatchGroup, v *view, member string, seen bool) error {
+func (r *Reconciler) revoke(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view, member string,
+	seen bool) error {
 	lease := v.leases[member].DeepCopy()
 	session := holder(lease)
 	lease.Spec.HolderIdentity = ptr.To("")
@@ -206,6 +250,7 @@ func (r *Reconciler) revoke(ctx context.Context, group *lbv1alpha1.WatchGroup, v
 		return fmt.Errorf("taking session %q out of Lease %s/%s: %w", session, lease.Namespace, lease.Name, err)
 	}
 	v.leases[member] = lease
+	t.saw(recordOf(member, lease, leaseDuration(group)), v.timer.now)
 	why := "its Lease has expired"
 	if seen {
 		why = "its container has ended"

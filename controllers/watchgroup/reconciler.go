@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,7 +24,7 @@ import (
 // +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups/status,verbs=patch
 // +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices,verbs=create;delete;list;update;watch
-// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=create;delete;list;update;watch
+// +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=create;delete;get;list;update;watch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
@@ -46,6 +47,10 @@ type Reconciler struct {
 }
 
 var _ reconcile.Reconciler = &Reconciler{}
+
+// maxConflicts is how often in a row a group is looked at again at once because somebody else has written its slices. More
+// of them are another coordinator's, and one of the two has to wait.
+const maxConflicts = 3
 
 // MonotonicClock returns a clock that starts now and that no change of the wall clock moves.
 func MonotonicClock() func() sharding.Instant {
@@ -120,7 +125,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // step makes the core's writes until it wants none, and returns what it saw last.
 func (r *Reconciler) step(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker) (*view, error) {
-	for {
+	for conflicts := 0; ; {
 		c, err := wire.Coordinator(t.claim, group.Spec)
 		if err != nil {
 			return nil, err
@@ -134,12 +139,19 @@ func (r *Reconciler) step(ctx context.Context, group *lbv1alpha1.WatchGroup, t *
 			return v, nil
 		}
 		log.FromContext(ctx).V(1).Info("Moving Virtual Nodes", "writes", len(writes), "epoch", writes[0].Slice.Epoch)
-		if err := r.apply(ctx, group, v, writes); err != nil {
-			if errors.Is(err, errUnknown) {
-				// It may land at any time: nothing may be decided under the same claim as if it had not.
-				t.claim = newClaim()
-			}
+		err = r.apply(ctx, group, t, v, writes)
+		switch {
+		case errors.Is(err, errUnknown):
+			// It may land at any time: nothing may be decided under the same claim as if it had not.
+			t.claim = newClaim()
 			return nil, err
+		case apierrors.IsConflict(err) && conflicts < maxConflicts:
+			// A member has written its status meanwhile. That is how things go on, and no reason to wait.
+			conflicts++
+		case err != nil:
+			return nil, err
+		default:
+			conflicts = 0
 		}
 	}
 }

@@ -114,7 +114,7 @@ func (r *Reconciler) setup(mgr manager.Manager, arrears <-chan event.GenericEven
 		Named("watchgroup").
 		Watches(&lbv1alpha1.WatchGroup{}, r.onGroups(), builder.WithPredicates(changed)).
 		Watches(&lbv1alpha1.WatchGroup{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(changed)).
-		Watches(&lbv1alpha1.VirtualNodeSlice{}, onSlices()).
+		Watches(&lbv1alpha1.VirtualNodeSlice{}, r.onSlices()).
 		Watches(&coordinationv1.Lease{}, r.onLeases()).
 		Watches(&corev1.Pod{}, r.onPods()).
 		WatchesRawSource(source.Channel(arrears, r.onGroups())).

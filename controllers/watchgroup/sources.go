@@ -92,10 +92,14 @@ func (r *Reconciler) onGroups() handler.EventHandler {
 	})
 }
 
-// onSlices has the group of a slice looked at.
-func onSlices() handler.EventHandler {
+// onSlices has the group of a slice looked at, not as it was before.
+func (r *Reconciler) onSlices() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-		return []reconcile.Request{request(o.GetNamespace(), groupOf(o.GetName()))}
+		req := request(o.GetNamespace(), groupOf(o.GetName()))
+		if t := r.known(req.NamespacedName); t != nil {
+			t.sawSlice(o.GetResourceVersion())
+		}
+		return []reconcile.Request{req}
 	})
 }
 

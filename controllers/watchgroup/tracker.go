@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -29,6 +30,9 @@ type tracker struct {
 	// ended are Pods that were deleted, as kubelet reported them last.
 	ended map[types.UID]*corev1.Pod
 	claim string
+	// floor is how new a list of slices has to be: it shows all that this coordinator has written and seen. "" asks for one
+	// that shows everything.
+	floor string
 	// counted is when the unowned objects were counted last, zero if they were not.
 	counted sharding.Instant
 }
@@ -59,6 +63,47 @@ func (t *tracker) saw(record sharding.LeaseRecord, now sharding.Instant) {
 	}
 	t.renewals[record.Member] = record.Renewal
 	t.leases.Observe(record, now)
+}
+
+// outdated reports whether a newer state of a Lease has been seen.
+func (t *tracker) outdated(member string, lease *coordinationv1.Lease) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := t.renewals[member]
+	c, err := resourceversion.CompareResourceVersion(lease.ResourceVersion, last)
+	return last != "" && (err != nil || c < 0)
+}
+
+// slicesFrom returns the resourceVersion that a list of slices has to have reached, "" for that of the moment.
+func (t *tracker) slicesFrom() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.floor
+}
+
+// sawSlices records that slices have been seen, or written, at version. It counts from the first list on.
+func (t *tracker) sawSlices(version string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.floor == "" {
+		t.floor = version
+	} else if c, err := resourceversion.CompareResourceVersion(version, t.floor); err == nil && c > 0 {
+		t.floor = version
+	}
+}
+
+// sawSlice records a slice of an event. Before the first list it says nothing: others may have been written after it.
+func (t *tracker) sawSlice(version string) {
+	if t.slicesFrom() != "" {
+		t.sawSlices(version)
+	}
+}
+
+// forgetSlices has the next list of slices show everything, because what was written last is not known.
+func (t *tracker) forgetSlices() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.floor = ""
 }
 
 // sawEnd records a Pod that has been deleted, as long as a Lease may speak of it.

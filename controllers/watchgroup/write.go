@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,20 +46,40 @@ func refused(err error) bool {
 	return code >= 400 && code < 500 && !apierrors.IsTimeout(err)
 }
 
-// apply makes the writes of one step in their order. It ends at the first one that fails: the next look shows what has
-// become of the rest.
-func (r *Reconciler) apply(ctx context.Context, group *lbv1alpha1.WatchGroup, v *view, writes []sharding.Write) error {
-	for _, w := range writes {
-		if err := r.applyOne(ctx, group, v.objects[w.Slice.Member], w); err != nil {
-			return fmt.Errorf("%s of the slice of member %s at epoch %d: %w", w.Op, w.Slice.Member, w.Slice.Epoch, err)
-		}
-		r.Metrics.Writes.WithLabelValues(group.Namespace, group.Name, string(w.Op)).Inc()
+// maxWrites bounds how many slices of a group are written at a time.
+const maxWrites = 16
+
+// apply makes the writes of one step, at the same time: their order does not matter, and any of them may fail. It returns
+// when all have been answered, with all errors; the next look shows what has become of the rest.
+func (r *Reconciler) apply(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view, writes []sharding.Write) error {
+	versions, errs := make([]string, len(writes)), make([]error, len(writes))
+	limit := make(chan struct{}, maxWrites)
+	var wait sync.WaitGroup
+	for i, w := range writes {
+		limit <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-limit }()
+			var err error
+			if versions[i], err = r.applyOne(ctx, group, v.objects[w.Slice.Member], w); err != nil {
+				errs[i] = fmt.Errorf("%s of the slice of member %s at epoch %d: %w", w.Op, w.Slice.Member, w.Slice.Epoch, err)
+				return
+			}
+			r.Metrics.Writes.WithLabelValues(group.Namespace, group.Name, string(w.Op)).Inc()
+		})
 	}
-	return nil
+	wait.Wait()
+	for _, version := range versions {
+		t.sawSlices(version)
+	}
+	if slices.Contains(versions, "") {
+		t.forgetSlices()
+	}
+	return errors.Join(errs...)
 }
 
+// applyOne returns the slice's new resourceVersion, "" if that is not known.
 func (r *Reconciler) applyOne(ctx context.Context, group *lbv1alpha1.WatchGroup, read *lbv1alpha1.VirtualNodeSlice,
-	w sharding.Write) error {
+	w sharding.Write) (version string, err error) {
 	switch w.Op {
 	case sharding.Create:
 		o := &lbv1alpha1.VirtualNodeSlice{
@@ -66,16 +88,22 @@ func (r *Reconciler) applyOne(ctx context.Context, group *lbv1alpha1.WatchGroup,
 			},
 		}
 		r.fill(o, group, w.Slice)
-		return r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, o) })
+		if err := r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, o) }); err != nil {
+			return "", err
+		}
+		return o.ResourceVersion, nil
 	case sharding.Update:
 		o := read.DeepCopy()
 		r.fill(o, group, w.Slice)
 		o.ResourceVersion = w.Slice.Version
-		return r.write(ctx, func(ctx context.Context) error { return r.Client.Update(ctx, o) })
+		if err := r.write(ctx, func(ctx context.Context) error { return r.Client.Update(ctx, o) }); err != nil {
+			return "", err
+		}
+		return o.ResourceVersion, nil
 	case sharding.Delete:
-		return r.remove(ctx, read)
+		return "", r.remove(ctx, read)
 	default:
-		return fmt.Errorf("unknown operation %q", w.Op)
+		return "", fmt.Errorf("unknown operation %q", w.Op)
 	}
 }
 
