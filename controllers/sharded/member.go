@@ -70,6 +70,9 @@ type member struct {
 	slice    sharding.Slice // the newest of this session that was seen
 	ready    sharding.Set   // what is served: owned, and no read waits
 	arrivals []arrival
+	turns    []turnOf // of what is owned, ascending
+	turned   Turn     // the latest
+	counted  sharding.Set
 	patient  map[sharding.Resource]bool
 	patience time.Duration // behindPatience, but for tests
 	doomed   map[place][]*deletion
@@ -233,6 +236,7 @@ func (e *member) pump() {
 	for _, f := range e.m.NextFetches() {
 		e.fetch(f)
 	}
+	e.countTurns()
 	e.settle()
 	for _, k := range e.order {
 		e.join(k)
