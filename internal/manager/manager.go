@@ -95,6 +95,10 @@ func build(ctx context.Context, restConfig *rest.Config, config *configv1alpha1.
 		o.GracefulShutdownTimeout = &grace
 	}
 	mgr, err := ctrl.NewManager(restConfig, o)
+	if err != nil && group != nil {
+		return nil, fmt.Errorf("building the manager, with sharding.watchGroup %q in namespace %q: %w",
+			config.Sharding.WatchGroup, config.Sharding.Namespace, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("building the manager: %w", err)
 	}
