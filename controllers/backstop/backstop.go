@@ -27,12 +27,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/demand"
 	"github.com/drover-sh/drover/demand/podgroups"
 )
@@ -51,6 +51,9 @@ type Options struct {
 	Namespace string
 	// Demand is Total (default) or RequestsOnly.
 	Demand configv1alpha1.DemandMode
+	// Group makes the back-stop run on every replica, each of them serving the pods that are its own. It is the group of the
+	// manager. Nil: the leader serves all.
+	Group *sharded.Group
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.WithTicker
 }
@@ -85,6 +88,7 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		return err
 	}
 	reader := mgr.GetClient()
+	share := &share{reader: reader, group: opts.Group, whole: opts.Demand == configv1alpha1.DemandRequestsOnly}
 	judge := judgeOf(reader, opts.Namespace)
 	judge.Clock = opts.Clock
 	options := demand.Options{
@@ -93,7 +97,7 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		Events:   demand.NewEvents(warnings, "drover.sh/"+source, hostname()),
 		Decide:   judge.Decide,
 		Describe: demand.Describer{Groups: groups, Volumes: judge.Volumes}.Profile,
-		Pending:  pendingIn(reader),
+		Pending:  share.pending(pendingIn(reader)),
 		QPS:      qps, Burst: burst,
 		Clock:  opts.Clock,
 		Logger: logger,
@@ -116,13 +120,14 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		return fmt.Errorf("indexing pods by their group: %w", err)
 	}
 	groups.OnChange(verifierOf(reader, writer))
+	share.forget = writer.Forget
 	for _, run := range []func(context.Context){writer.Run, groups.Run} {
-		// Runnables start when this replica leads, as the reconciler does, and the manager waits for them when it stops.
-		if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { run(ctx); return nil })); err != nil {
+		// Runnables start when the reconciler does, and the manager waits for them when it stops.
+		if err := mgr.Add(runnable{run, opts.Group == nil}); err != nil {
 			return fmt.Errorf("adding the writer: %w", err)
 		}
 	}
-	b := ctrl.NewControllerManagedBy(mgr).Named(source).
+	b := sharded.ControllerManagedBy(mgr).Named(source).
 		For(&corev1.Pod{}, builder.WithPredicates(r.predicate())).
 		Watches(&fleetv1alpha1.AvailableCapacity{}, observer{func(before, after client.Object) {
 			if !sameTemplate(before, after) {
@@ -130,6 +135,9 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 			}
 		}}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4})
+	if opts.Group != nil {
+		b = b.ByKey(share.keys(r))
+	}
 	if options.Suppressor != nil {
 		b = b.Watches(&fleetv1alpha1.UpcomingNode{}, observer{func(before, after client.Object) {
 			feed(options.Suppressor, before, after)

@@ -27,6 +27,7 @@ type Builder struct {
 	mgr     manager.Manager
 	root    client.Object
 	reads   []client.Object
+	keys    *Keys
 	options controller.Options
 }
 
@@ -102,15 +103,23 @@ func (b *Builder) Complete(r reconcile.Reconciler) error {
 
 // Build is builder.Builder.Build.
 func (b *Builder) Build(r reconcile.Reconciler) (controller.Controller, error) {
+	if r == nil {
+		r, b.options.Reconciler = b.options.Reconciler, nil
+	}
+	if c, ok := b.mgr.GetCache().(*groupCache); ok && b.keys != nil {
+		keyed, err := b.buildByKey(c, r)
+		if err != nil {
+			return nil, err
+		}
+		b.options.NeedLeaderElection = ptr.To(false)
+		return b.inner.WithOptions(b.options).Build(keyed)
+	}
 	root, err := b.shard()
 	if err != nil {
 		return nil, err
 	}
 	if root == nil {
 		return b.inner.WithOptions(b.options).Build(r)
-	}
-	if r == nil {
-		r, b.options.Reconciler = b.options.Reconciler, nil
 	}
 	if r == nil {
 		return nil, fmt.Errorf("controller of %s: no reconciler", root.resource)

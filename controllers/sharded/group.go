@@ -42,6 +42,7 @@ type Group struct {
 	api        client.Client // of Leases and slices; no limiter stands before it
 	slices     cache.Cache   // of the member's slice
 	limiter    flowcontrol.RateLimiter
+	handoff    lbv1alpha1.HandoffMode
 
 	mu     sync.Mutex
 	deps   map[sharding.Resource]map[sharding.Resource]bool
@@ -116,6 +117,7 @@ func (g *Group) NewCache(config *rest.Config, opts cache.Options) (cache.Cache, 
 		return nil, err
 	}
 	spec := group.Spec.WithDefaults()
+	g.handoff = spec.Handoff
 	policy := wire.LeasePolicy(spec)
 	if err := policy.Validate("spec.lease."); err != nil {
 		return nil, fmt.Errorf("WatchGroup %s: %w", g.key, err)

@@ -73,6 +73,9 @@ type member struct {
 	gains    []Gain         // by which ready has come to be what it is
 	gained   uint64         // the number of the last one
 	arrivals []arrival
+	turns    []turnOf // of what is owned, ascending
+	turned   Turn     // the latest
+	counted  sharding.Set
 	patient  map[sharding.Resource]bool
 	patience time.Duration // behindPatience, but for tests
 	doomed   map[place][]*deletion
@@ -236,6 +239,7 @@ func (e *member) pump() {
 	for _, f := range e.m.NextFetches() {
 		e.fetch(f)
 	}
+	e.countTurns()
 	e.settle()
 	for _, k := range e.order {
 		e.join(k)

@@ -47,7 +47,7 @@ var arrows = map[string][]string{
 	"kueue/kueuetest":         {"internal/kueuemanager"},
 	"controllers/sharded":     {"sharding", "api"},
 	"controllers/watchgroup":  {"sharding", "api"},
-	"controllers/backstop":    {"demand", "capacity", "api", "controllers/sharded"},
+	"controllers/backstop":    {"demand", "capacity", "sharding", "api", "controllers/sharded"},
 	"controllers/rollup":      {"demand", "capacity", "api", "controllers/sharded", "transport"},
 	"queue":                   {},
 	"autoscaler":              {"capacity", "queue", "sharding", "api", "transport"},

@@ -1,5 +1,6 @@
 // Package manager wires cmd/manager: the roll-up operator, the pod back-stop and what Kueue is served with, in one
-// controller-runtime manager, as a ManagerConfiguration says. It decides nothing about capacity itself. Start reading at Run.
+// controller-runtime manager, as a ManagerConfiguration says: all of it on the leader, or the latter two on every replica,
+// as members of a WatchGroup. It decides nothing about capacity itself. Start reading at Run.
 package manager
 
 import (
@@ -26,6 +27,7 @@ import (
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/controllers/backstop"
 	"github.com/drover-sh/drover/controllers/rollup"
+	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/kueue/admission"
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
@@ -57,9 +59,14 @@ func Run(ctx context.Context, config *configv1alpha1.ManagerConfiguration, kubec
 		return &ConfigError{err}
 	}
 	defer conn.Close()
-	mgr, err := New(ctx, restConfig, config, conn, log)
+	group := groupOf(config)
+	mgr, err := build(ctx, restConfig, config, conn, group, log)
 	if err != nil {
 		return err
+	}
+	if group != nil {
+		// The leader that is asked to stop leads on meanwhile; one that has lost its lease ends at once, as in a crash.
+		ctx = group.LeaveOn(ctx)
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running the manager: %w", err)
@@ -67,21 +74,47 @@ func Run(ctx context.Context, config *configv1alpha1.ManagerConfiguration, kubec
 	return nil
 }
 
-// New builds the manager without starting it.
-func New(ctx context.Context, restConfig *rest.Config, config *configv1alpha1.ManagerConfiguration,
-	conn grpc.ClientConnInterface, log logr.Logger) (ctrlmanager.Manager, error) {
-	mgr, err := ctrl.NewManager(restConfig, options(config, log))
+// groupOf is the WatchGroup that the process is to be a member of; nil: none.
+func groupOf(config *configv1alpha1.ManagerConfiguration) *sharded.Group {
+	if !config.Sharding.Enabled {
+		return nil
+	}
+	return sharded.New(sharded.Options{
+		WatchGroup: config.Sharding.WatchGroup, Namespace: config.Sharding.Namespace,
+		LeaveTimeout: config.Sharding.LeaveTimeout.Duration,
+	})
+}
+
+// build builds the manager without starting it. With a group, the back-stop and what is done for Kueue run on every replica.
+func build(ctx context.Context, restConfig *rest.Config, config *configv1alpha1.ManagerConfiguration,
+	conn grpc.ClientConnInterface, group *sharded.Group, log logr.Logger) (ctrlmanager.Manager, error) {
+	o := options(config, log)
+	if group != nil {
+		o.NewCache, o.NewClient = group.NewCache, group.NewClient
+		grace := config.Sharding.LeaveTimeout.Duration + shutdownGrace
+		o.GracefulShutdownTimeout = &grace
+	}
+	mgr, err := ctrl.NewManager(restConfig, o)
+	if err != nil && group != nil {
+		return nil, fmt.Errorf("building the manager, with sharding.watchGroup %q in namespace %q: %w",
+			config.Sharding.WatchGroup, config.Sharding.Namespace, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("building the manager: %w", err)
 	}
 	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
 		return nil, fmt.Errorf("adding the health check: %w", err)
 	}
+	if group != nil {
+		if err := mgr.AddReadyzCheck("sharding", group.Ready); err != nil {
+			return nil, fmt.Errorf("adding the readiness check: %w", err)
+		}
+	}
 	if err := rollup.Setup(ctx, mgr, rollup.Options{Config: config, Conn: conn}); err != nil {
 		return nil, fmt.Errorf("setting up the roll-up operator: %w", err)
 	}
 	if err := backstop.SetupWithManager(mgr, backstop.Options{
-		Config: config.Backstop, Namespace: config.Namespace, Demand: config.Demand,
+		Config: config.Backstop, Namespace: config.Namespace, Demand: config.Demand, Group: group,
 	}); err != nil {
 		return nil, fmt.Errorf("setting up the back-stop: %w", err)
 	}
@@ -100,6 +133,9 @@ func setupKueue(ctx context.Context, mgr ctrlmanager.Manager, config *configv1al
 		return fmt.Errorf("kueue.enabled is true, but the cluster does not serve %s: %w", kind, err)
 	}
 	claims := provisioning.NewClaims()
+	if config.Sharding.Enabled {
+		claims.Shard(mgr)
+	}
 	if _, err := admission.SetupWithManager(ctx, mgr, admission.Options{Namespace: config.Namespace, Claims: claims}); err != nil {
 		return fmt.Errorf("setting up Kueue's admission check: %w", err)
 	}

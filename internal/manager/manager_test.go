@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +56,16 @@ func TestManagerLeadsAndStops(t *testing.T) {
 	if errs := config.Validate(); len(errs) > 0 {
 		t.Fatal(errs.ToAggregate())
 	}
+	t.Run("but not as a member of a group that is not there", func(t *testing.T) {
+		sharded := config.DeepCopy()
+		sharded.Sharding.Enabled = true
+		err := Run(t.Context(), sharded, cp.Kubeconfig(), logr.Discard())
+		for _, part := range []string{"sharding.watchGroup", `"drover-manager"`, `"fleet-system"`, "not found"} {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("the error is %v, expected %s in it", err, part)
+			}
+		}
+	})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)

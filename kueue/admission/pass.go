@@ -81,6 +81,17 @@ func (p *Pass) PromisedNodes() map[string]int32 {
 	return p.ledger.Totals()
 }
 
+// reset forgets everything, as a restart does: what was promised is read back from the workloads. What another member has
+// settled meanwhile must not be settled again by what was seen before its turn.
+func (p *Pass) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger = NewLedger()
+	p.written = map[types.UID]written{}
+	p.catalog, p.shrunk = nil, time.Time{}
+	p.metrics.show(p.ledger, nil, nil)
+}
+
 // Reconcile implements reconcile.Reconciler. What goes wrong with one workload or one check is reported, and keeps nobody
 // else waiting.
 func (p *Pass) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -27,6 +26,7 @@ import (
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/kueue/provisioning"
 )
 
@@ -55,7 +55,8 @@ const indexSentBack = "drover.kueue/sent-back"
 type Options struct {
 	// Namespace holds AvailableCapacity. Default fleet-system.
 	Namespace string
-	// Claims are shared with the ProvisioningRequest class, if both are served. Default: the check's own.
+	// Claims are shared with the ProvisioningRequest class, if both are served. Default: the check's own. Where they are
+	// sharded, the passes are those of the member that owns provisioning.HashKey.
 	Claims *provisioning.Claims
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.PassiveClock
@@ -94,12 +95,16 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, opts Options) (*
 		return nil, fmt.Errorf("indexing workloads that were sent back: %w", err)
 	}
 	p := newPass(mgr.GetClient(), mgr.GetEventRecorder("drover-capacity-check"), opts, metrics)
-	opts.Claims.Register(claimant, p.held)
+	keys := p.bind()
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{}}
 	})
 	changed := builder.WithPredicates(predicate.GenerationChangedPredicate{})
-	return p, ctrl.NewControllerManagedBy(mgr).
+	b := sharded.ControllerManagedBy(mgr)
+	if opts.Claims.Sharded() {
+		b = b.ByKey(keys)
+	}
+	return p, b.
 		Named("kueue-capacity-check").
 		WithOptions(controller.Options{MaxConcurrentReconciles: 1}).
 		Watches(&kueue.Workload{}, all).
@@ -120,6 +125,15 @@ func newPass(c client.Client, recorder events.EventRecorder, opts Options, metri
 	return &Pass{
 		client: c, recorder: recorder, opts: opts, metrics: metrics, ledger: NewLedger(), written: map[types.UID]written{},
 	}
+}
+
+// bind makes the pass a holder of the claims, and returns how it is one member's.
+func (p *Pass) bind() sharded.Keys {
+	p.opts.Claims.Register(claimant, p.held)
+	p.opts.Claims.OnTurn(p.reset,
+		sharded.Scope{List: &kueue.WorkloadList{}},
+		sharded.Scope{List: &fleetv1alpha1.CapacityRequestList{}, Options: []client.ListOption{client.HasLabels{labelCheck}}})
+	return p.opts.Claims.Keys(func(context.Context) ([]reconcile.Request, error) { return []reconcile.Request{{}}, nil })
 }
 
 func checksOf(obj client.Object) []string {

@@ -14,6 +14,8 @@ import (
 type agenda struct {
 	clock clock.WithTicker
 	wakes chan event.TypedGenericEvent[types.NamespacedName]
+	// everywhere: on every replica, not on the leader alone.
+	everywhere bool
 
 	mu   sync.Mutex
 	next map[types.NamespacedName]time.Time
@@ -53,6 +55,15 @@ func (a *agenda) drop(key types.NamespacedName) {
 	a.show()
 }
 
+// clear takes everything off.
+func (a *agenda) clear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.next)
+	clear(a.held)
+	a.show()
+}
+
 func (a *agenda) show() {
 	activeBookings.Set(float64(len(a.next)))
 	var held int32
@@ -79,6 +90,9 @@ func (a *agenda) due(now time.Time) []types.NamespacedName {
 	}
 	return keys
 }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (a *agenda) NeedLeaderElection() bool { return !a.everywhere }
 
 // Start implements manager.Runnable.
 func (a *agenda) Start(ctx context.Context) error {

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/drover-sh/drover/controllers/sharded"
 )
 
 // Holding is room on nodes that exist which somebody was promised and has not used up.
@@ -21,6 +23,9 @@ type Holding struct {
 type Claims struct {
 	mu      sync.Mutex
 	holders map[string]func(context.Context) ([]Holding, error)
+	resets  []func()
+	written []sharded.Scope
+	shard   *shard // nil where the leader decides
 }
 
 // NewClaims returns Claims without holders.

@@ -26,6 +26,7 @@ import (
 
 	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/controllers/sharded"
 )
 
 // +kubebuilder:rbac:groups=autoscaling.x-k8s.io,resources=provisioningrequests,verbs=list;watch
@@ -66,7 +67,8 @@ type Options struct {
 	// BookingTTL is how long capacity is held for pods that do not come. Default 10 minutes; a request's parameter
 	// BookingSeconds overrides it.
 	BookingTTL time.Duration
-	// Claims are shared with the admission check, if both are served. Default: the class's own.
+	// Claims are shared with the admission check, if both are served. Default: the class's own. Where they are sharded, the
+	// class is served by the member that owns HashKey.
 	Claims *Claims
 	// Clock is injected by tests. Default: the real one.
 	Clock clock.WithTicker
@@ -98,6 +100,7 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		return err
 	}
 	agenda := newAgenda(opts.Clock)
+	agenda.everywhere = opts.Claims.Sharded()
 	if err := mgr.Add(agenda); err != nil {
 		return fmt.Errorf("adding the agenda: %w", err)
 	}
@@ -108,11 +111,14 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		bookings: map[types.NamespacedName]Booking{}, promised: map[types.NamespacedName]promise{},
 	}
 	opts.Claims.Register(controllerName, func(ctx context.Context) ([]Holding, error) { return r.holdings(ctx, "") })
+	opts.Claims.OnTurn(r.reset,
+		sharded.Scope{List: &autoscalingv1.ProvisioningRequestList{}},
+		sharded.Scope{List: &fleetv1alpha1.CapacityRequestList{}, Options: []client.ListOption{client.HasLabels{LabelBooking}}})
 	ours := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		pr, ok := o.(*autoscalingv1.ProvisioningRequest)
 		return ok && pr.Spec.ProvisioningClassName == ClassName
 	})
-	b := ctrl.NewControllerManagedBy(mgr).Named(controllerName).
+	b := sharded.ControllerManagedBy(mgr).Named(controllerName).
 		For(&autoscalingv1.ProvisioningRequest{}, builder.WithPredicates(ours)).
 		Watches(&fleetv1alpha1.CapacityRequest{}, handler.EnqueueRequestsFromMapFunc(bookingOfRequest)).
 		Watches(&corev1.Pod{}, podEvents{agenda}).
@@ -123,6 +129,9 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 			},
 		})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 1})
+	if opts.Claims.Sharded() {
+		b = b.ByKey(opts.Claims.Keys(r.all))
+	}
 	// Requests may be made without Kueue.
 	workload := kueue.SchemeGroupVersion.WithKind("Workload")
 	switch _, err := mgr.GetRESTMapper().RESTMapping(workload.GroupKind(), workload.Version); {
@@ -136,6 +145,28 @@ func SetupWithManager(mgr ctrl.Manager, opts Options) error {
 		return fmt.Errorf("building controller %s: %w", controllerName, err)
 	}
 	return nil
+}
+
+// reset forgets what the cache may not show yet: by then it does, and another member may have written since.
+func (r *Reconciler) reset() {
+	r.agenda.clear()
+	clear(r.bookings)
+	clear(r.promised)
+}
+
+// all lists the requests of the class.
+func (r *Reconciler) all(ctx context.Context) ([]reconcile.Request, error) {
+	var list autoscalingv1.ProvisioningRequestList
+	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("listing ProvisioningRequests: %w", err)
+	}
+	var out []reconcile.Request
+	for i := range list.Items {
+		if list.Items[i].Spec.ProvisioningClassName == ClassName {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out, nil
 }
 
 func (o *Options) setDefaults() {

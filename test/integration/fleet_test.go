@@ -41,7 +41,7 @@ type fleet struct {
 
 	offeringsFile string
 	grpcPort      int
-	// By the program's name.
+	// By the process's name: the program's, or that with a dash and more where it runs more than once.
 	args    map[string][]string
 	ready   map[string]string // health URLs
 	metrics map[string]string // metrics URLs
@@ -113,7 +113,7 @@ func newFleet(t *testing.T, o fleetOptions) *fleet {
 	}
 	f.offeringsFile = f.write("offerings.yaml", o.offerings)
 	f.configureAutoscaler(o.autoscaler)
-	f.configureManager(o.manager)
+	f.configureManager("manager", o.manager)
 	f.configureScheduler()
 	return f
 }
@@ -191,7 +191,7 @@ func (f *fleet) configureAutoscaler(change func(*configv1alpha1.AutoscalerConfig
 	f.metrics["autoscaler"] = "http://" + address(metrics) + "/metrics"
 }
 
-func (f *fleet) configureManager(change func(*configv1alpha1.ManagerConfiguration)) {
+func (f *fleet) configureManager(name string, change func(*configv1alpha1.ManagerConfiguration)) {
 	f.t.Helper()
 	c := &configv1alpha1.ManagerConfiguration{}
 	shippedConfig(f.t, build(f.t, "default"), "manager.yaml", c)
@@ -213,9 +213,9 @@ func (f *fleet) configureManager(change func(*configv1alpha1.ManagerConfiguratio
 	if change != nil {
 		change(c)
 	}
-	f.args["manager"] = []string{"--config=" + f.writeYAML("manager.yaml", c), "--kubeconfig=" + f.kubeconfig("manager")}
-	f.ready["manager"] = "http://" + address(health) + "/readyz"
-	f.metrics["manager"] = "https://" + address(metrics) + "/metrics"
+	f.args[name] = []string{"--config=" + f.writeYAML(name+".yaml", c), "--kubeconfig=" + f.kubeconfig("manager")}
+	f.ready[name] = "http://" + address(health) + "/readyz"
+	f.metrics[name] = "https://" + address(metrics) + "/metrics"
 }
 
 func (f *fleet) configureScheduler() {
@@ -247,7 +247,9 @@ func (f *fleet) configureScheduler() {
 // start runs a program and waits until it is ready.
 func (f *fleet) start(name string) {
 	f.t.Helper()
-	p, err := f.group.Start(process.Spec{Name: name, Path: program(f.t, name), Args: f.args[name]})
+	built, _, _ := strings.Cut(name, "-")
+	// A member of a WatchGroup is named like its pod.
+	p, err := f.group.Start(process.Spec{Name: name, Path: program(f.t, built), Args: f.args[name], Env: []string{"POD_NAME=" + name}})
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/drover-sh/drover/controllers/watchgroup"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "watchgroup"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "sharded-manager", "watchgroup"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -210,7 +210,7 @@ func TestManifestsFilesExistWhereProgramsLook(t *testing.T) {
 
 // Overlays for one cluster agree with themselves on who the cluster is and where its autoscaler is.
 func TestManifestsIdentity(t *testing.T) {
-	for _, name := range []string{"default", "cert-manager", "kueue"} {
+	for _, name := range []string{"default", "cert-manager", "kueue", "sharded-manager"} {
 		t.Run(name, func(t *testing.T) {
 			objects := build(t, name)
 			manager, autoscaler := &configv1alpha1.ManagerConfiguration{}, &configv1alpha1.AutoscalerConfiguration{}

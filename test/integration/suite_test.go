@@ -203,7 +203,7 @@ func kubectlWithInput(ctx context.Context, input string, args ...string) (string
 // program is up to date.
 var programs = func() map[string]func() (string, error) {
 	builds := map[string]func() (string, error){}
-	for _, name := range []string{"scheduler", "manager", "autoscaler"} {
+	for _, name := range []string{"scheduler", "manager", "autoscaler", "coordinator"} {
 		builds[name] = sync.OnceValues(func() (string, error) {
 			path := filepath.Join(env.root, "bin", "drover-"+name)
 			build := exec.Command("go", "build", "-o", path, "./cmd/"+name)

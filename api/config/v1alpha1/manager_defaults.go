@@ -31,6 +31,8 @@ const (
 	DefaultBackstopDelay          = 5 * time.Second
 	DefaultProvisionTimeout       = 15 * time.Minute
 	DefaultBookingTTL             = 10 * time.Minute // what the cluster autoscaler gives its own classes
+	DefaultManagerWatchGroup      = "drover-manager"
+	DefaultLeaveTimeout           = 10 * time.Second
 	DefaultLeaseDuration          = 15 * time.Second
 	DefaultRenewDeadline          = 10 * time.Second
 	DefaultRetryPeriod            = 2 * time.Second
@@ -76,6 +78,10 @@ func (c *ManagerConfiguration) Default() {
 	setDuration(&c.Kueue.ProvisionTimeout, DefaultProvisionTimeout)
 	setDuration(&c.Kueue.BookingTTL, DefaultBookingTTL)
 
+	setDefault(&c.Sharding.WatchGroup, DefaultManagerWatchGroup)
+	setDefault(&c.Sharding.Namespace, c.Namespace)
+	setDuration(&c.Sharding.LeaveTimeout, DefaultLeaveTimeout)
+
 	setTrue(&c.LeaderElection.LeaderElect)
 	setDuration(&c.LeaderElection.LeaseDuration, DefaultLeaseDuration)
 	setDuration(&c.LeaderElection.RenewDeadline, DefaultRenewDeadline)
@@ -107,6 +113,7 @@ func (c *ManagerConfiguration) Validate() field.ErrorList {
 	errs = append(errs, c.Reclaim.validate(field.NewPath("reclaim"))...)
 	errs = append(errs, c.Backstop.validate(field.NewPath("backstop"))...)
 	errs = append(errs, c.Kueue.validate(field.NewPath("kueue"))...)
+	errs = append(errs, c.Sharding.validate(field.NewPath("sharding"))...)
 	return append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
 }
 
@@ -173,6 +180,17 @@ func (c *BackstopConfig) validate(path *field.Path) field.ErrorList {
 func (c *KueueConfig) validate(path *field.Path) field.ErrorList {
 	errs := atLeast(path.Child("provisionTimeout"), c.ProvisionTimeout, time.Second)
 	return append(errs, atLeast(path.Child("bookingTTL"), c.BookingTTL, time.Second)...)
+}
+
+func (c *ShardingConfig) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, msg := range validation.IsDNS1123Label(c.WatchGroup) {
+		errs = append(errs, field.Invalid(path.Child("watchGroup"), c.WatchGroup, msg))
+	}
+	for _, msg := range validation.IsDNS1123Label(c.Namespace) {
+		errs = append(errs, field.Invalid(path.Child("namespace"), c.Namespace, msg))
+	}
+	return append(errs, atLeast(path.Child("leaveTimeout"), c.LeaveTimeout, time.Second)...)
 }
 
 func (c *LeaderElectionConfig) validate(path *field.Path) field.ErrorList {

@@ -27,6 +27,16 @@ func TestManagerConfigurationDefaults(t *testing.T) {
 	}
 }
 
+func TestShardingIsOffByDefaultAndNextToTheManager(t *testing.T) {
+	var c ManagerConfiguration
+	if err := Decode([]byte(minimalManager+"namespace: elsewhere"), &c); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Sharding; s.Enabled || s.WatchGroup != "drover-manager" || s.Namespace != "elsewhere" || s.LeaveTimeout.Duration != 10*time.Second {
+		t.Errorf("defaults are %+v", s)
+	}
+}
+
 func TestManagerConfigurationIsValidated(t *testing.T) {
 	for _, c := range []struct {
 		name, more string
@@ -42,6 +52,9 @@ func TestManagerConfigurationIsValidated(t *testing.T) {
 		{"deadline", "reclaim: {drainDeadline: 1ms}", []string{"reclaim.drainDeadline", "1ms"}},
 		{"Kueue wait", "kueue: {provisionTimeout: 1ms}", []string{"kueue.provisionTimeout", "1ms"}},
 		{"Kueue hold", "kueue: {bookingTTL: 0s}", []string{"kueue.bookingTTL", "0s"}},
+		{"group", "sharding: {watchGroup: a.b}", []string{"sharding.watchGroup", "a.b"}},
+		{"group's namespace", "sharding: {namespace: A}", []string{"sharding.namespace", "A"}},
+		{"leave", "sharding: {leaveTimeout: 1ms}", []string{"sharding.leaveTimeout", "1ms"}},
 		{"lease", "leaderElection: {leaseDuration: 5s}", []string{"leaderElection.leaseDuration", "5s", "renewDeadline"}},
 		{"rate", "backstop: {qps: -1}", []string{"backstop.qps", "-1"}},
 		{"namespaces", "backstop: {namespaces: [ok, Bad_]}", []string{"backstop.namespaces[1]", "Bad_"}},

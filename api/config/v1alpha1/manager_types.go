@@ -22,6 +22,7 @@ type ManagerConfiguration struct {
 	Reclaim        ReclaimConfig        `json:"reclaim,omitempty"`
 	Backstop       BackstopConfig       `json:"backstop,omitempty"`
 	Kueue          KueueConfig          `json:"kueue,omitempty"`
+	Sharding       ShardingConfig       `json:"sharding,omitempty"`
 	LeaderElection LeaderElectionConfig `json:"leaderElection,omitempty"`
 
 	// MetricsBindAddress, HealthProbeBindAddress are host:port; "0" turns one off. Defaults :8443 (TLS, with authentication
@@ -98,6 +99,20 @@ type KueueConfig struct {
 	// BookingTTL is how long the capacity of a ProvisioningRequest is held for pods that do not come. Default 10m; its
 	// parameter BookingSeconds overrides it.
 	BookingTTL *metav1.Duration `json:"bookingTTL,omitempty"`
+}
+
+// ShardingConfig makes the replicas members of a WatchGroup.
+type ShardingConfig struct {
+	// Enabled runs the back-stop and what the manager does for Kueue on all replicas at once, each of them on its own share.
+	// What is one for the whole cluster (the roll-up, the feed, the reclaim) stays with the leader. The WatchGroup and its
+	// coordinator have to be there. Default false: the leader does everything.
+	Enabled bool `json:"enabled,omitempty"`
+	// WatchGroup is the group's name. Default drover-manager.
+	WatchGroup string `json:"watchGroup,omitempty"`
+	// Namespace is that of the group and of the Pods. Default: the manager's namespace.
+	Namespace string `json:"namespace,omitempty"`
+	// LeaveTimeout is how long a replica that is stopped goes on until others have taken over its share. Default 10s.
+	LeaveTimeout *metav1.Duration `json:"leaveTimeout,omitempty"`
 }
 
 // LeaderElectionConfig configures leader election by a Lease.

@@ -68,6 +68,7 @@ const (
 // WatchGroupSpec says what is shared, and how.
 //
 // +kubebuilder:validation:XValidation:rule="self.virtualNodes == oldSelf.virtualNodes",message="virtualNodes is immutable: every labelled object carries a number that depends on it"
+// +kubebuilder:validation:XValidation:rule="self.handoff != 'Eventual' || (has(self.resources) && size(self.resources) > 0)",message="handoff: Eventual is for groups with resources: members that divide keys rely on one owner at any time"
 // +kubebuilder:validation:XValidation:rule="self.hash == oldSelf.hash",message="hash is immutable: every labelled object carries a number that depends on it"
 type WatchGroupSpec struct {
 	// VirtualNodes is V, the number of partitions that objects hash to. It never changes. At least ten for each member
@@ -94,13 +95,14 @@ type WatchGroupSpec struct {
 	Handoff HandoffMode `json:"handoff,omitempty"`
 
 	// Resources are what the members' controller reconciles and owns. The first level of the hash stands on the objects,
-	// so groups that share a resource must have the same virtualNodes and hash.
+	// so groups that share a resource must have the same virtualNodes and hash. None: nothing is labelled, and the members
+	// divide their work by keys that they hash themselves.
+	// +optional
 	// +listType=map
 	// +listMapKey=group
 	// +listMapKey=resource
-	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
-	Resources []Resource `json:"resources"`
+	Resources []Resource `json:"resources,omitempty"`
 
 	// OptIn says which objects of the resources take part.
 	// +optional
