@@ -47,6 +47,9 @@ type SliceStatus struct {
 	Released []Release
 	// Leaving is the member's wish to be relieved of everything before it stops.
 	Leaving bool
+	// Unfiltered are the resources of which the API server sends the member what it did not select. It is for people:
+	// nothing is decided by it.
+	Unfiltered []Resource
 }
 
 // An Order tells a member to do something about some Virtual Nodes; the epoch identifies it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,8 +19,9 @@ import (
 func (cp *ControlPlane) EtcdURL() string { return cp.env.ControlPlane.Etcd.URL.String() }
 
 // RestartAPIServer ends kube-apiserver with SIGKILL and starts it again, with the same flags, on the same port, over the
-// same etcd. It returns when the API server is ready again, unless ctx ends before.
-func (cp *ControlPlane) RestartAPIServer(ctx context.Context) error {
+// same etcd. It returns when the API server is ready again, unless ctx ends before. Flags, as "--name=value", replace those
+// of the same name, also at later restarts.
+func (cp *ControlPlane) RestartAPIServer(ctx context.Context, flags ...string) error {
 	const name = "kube-apiserver"
 	cp.restarting.Lock()
 	defer cp.restarting.Unlock()
@@ -32,6 +34,7 @@ func (cp *ControlPlane) RestartAPIServer(ctx context.Context) error {
 	} else if err := cp.apiServer.Kill(); err != nil {
 		return fmt.Errorf("restarting %s: %w", name, err)
 	}
+	cp.apiServerArgs = replaceFlags(cp.apiServerArgs, flags)
 	path, err := Binary(name)
 	if err != nil {
 		return err
@@ -42,6 +45,15 @@ func (cp *ControlPlane) RestartAPIServer(ctx context.Context) error {
 		return err
 	}
 	return cp.apiServer.WaitReady(ctx, strings.TrimSuffix(cp.config.Host, "/")+"/readyz")
+}
+
+// replaceFlags returns args with the flags, and without others of their names.
+func replaceFlags(args, flags []string) []string {
+	for _, flag := range flags {
+		name, _, _ := strings.Cut(flag, "=")
+		args = slices.DeleteFunc(args, func(arg string) bool { return arg == name || strings.HasPrefix(arg, name+"=") })
+	}
+	return append(args, flags...)
 }
 
 // endFirstAPIServer kills the process that envtest has started, and returns its arguments.

@@ -30,6 +30,9 @@ func Slice(o *lbv1alpha1.VirtualNodeSlice) (sharding.Slice, error) {
 		},
 		Version: o.ResourceVersion,
 	}
+	for _, name := range o.Status.Unfiltered {
+		s.Status.Unfiltered = append(s.Status.Unfiltered, sharding.Resource(name))
+	}
 	for i, g := range o.Spec.Grants {
 		field := fmt.Sprintf("spec.grants[%d].virtualNodes", i)
 		s.Grants = append(s.Grants, sharding.Grant{
@@ -77,6 +80,9 @@ func SliceStatus(s sharding.SliceStatus) lbv1alpha1.VirtualNodeSliceStatus {
 		Warm:    ordersOf(s.Warm),
 		Leaving: s.Leaving,
 	}
+	for _, r := range s.Unfiltered {
+		status.Unfiltered = append(status.Unfiltered, string(r))
+	}
 	for _, r := range s.Released {
 		status.Released = append(status.Released, lbv1alpha1.Release{
 			Epoch: int64(r.Epoch), VirtualNodes: Set(r.VNs), Known: knownOf(r.Known),
@@ -105,6 +111,36 @@ func Buckets(spec lbv1alpha1.WatchGroupSpec) sharding.Buckets {
 	return sharding.BucketsFor(int(spec.WithDefaults().VirtualNodes), sharding.DefaultMaxBuckets)
 }
 
+// ShardRanges returns how the hash space is divided in a group with selector ShardRange, and false in a group with labels.
+// What does not go together is an error, which names field and value. That objects of a cluster-scoped resource have no
+// namespace to hash is for the caller to look up.
+func ShardRanges(spec lbv1alpha1.WatchGroupSpec) (sharding.HashRanges, bool, error) {
+	spec = spec.WithDefaults()
+	ranges := sharding.HashRanges{V: int(spec.VirtualNodes), Key: sharding.ShardKey(spec.ShardKey)}
+	const with = "does not go with spec.selector ShardRange"
+	switch {
+	case spec.Selector == lbv1alpha1.SelectorLabels && spec.ShardKey != "":
+		return ranges, false, fmt.Errorf("spec.shardKey: %q has no meaning with spec.selector Labels", spec.ShardKey)
+	case spec.Selector == lbv1alpha1.SelectorLabels:
+		return ranges, false, nil
+	case spec.Selector != lbv1alpha1.SelectorShardRange:
+		return ranges, false, fmt.Errorf("spec.selector: %q is neither %q nor %q", spec.Selector, lbv1alpha1.SelectorLabels,
+			lbv1alpha1.SelectorShardRange)
+	case spec.ShardKey != lbv1alpha1.ShardKeyUID && spec.ShardKey != lbv1alpha1.ShardKeyNamespace:
+		return ranges, false, fmt.Errorf("spec.shardKey: %q is neither %q nor %q", spec.ShardKey, lbv1alpha1.ShardKeyUID,
+			lbv1alpha1.ShardKeyNamespace)
+	case spec.OptIn != lbv1alpha1.OptInAll:
+		return ranges, false, fmt.Errorf("spec.optIn: %q %s, which knows no annotations", spec.OptIn, with)
+	case spec.Assignment != lbv1alpha1.AssignmentBalanced:
+		return ranges, false, fmt.Errorf("spec.assignment: %q %s, as it scatters Virtual Nodes over more ranges than a selector "+
+			"may have", spec.Assignment, with)
+	case spec.ShardKey == lbv1alpha1.ShardKeyUID && len(spec.Resources) != 1:
+		return ranges, false, fmt.Errorf("spec.resources: %d resources do not go with spec.shardKey UID, as an object and what "+
+			"it owns have different UIDs", len(spec.Resources))
+	}
+	return ranges, true, nil
+}
+
 // Resource is the name under which a slice speaks of a resource: "resource.group", or "resource" for the core group.
 func Resource(gr schema.GroupResource) sharding.Resource { return sharding.Resource(gr.String()) }
 
@@ -128,6 +164,9 @@ func Coordinator(claim string, spec lbv1alpha1.WatchGroupSpec) (sharding.Coordin
 		return c, fmt.Errorf("spec.hash: %q is not %q", spec.Hash, lbv1alpha1.HashCRC32)
 	}
 	if err := c.Validate("spec."); err != nil {
+		return c, err
+	}
+	if _, _, err := ShardRanges(spec); err != nil {
 		return c, err
 	}
 	return c, LeasePolicy(spec).Validate("spec.lease.")

@@ -52,6 +52,9 @@ func drawSlice(t *rapid.T) sharding.Slice {
 			Leaving: rapid.Bool().Draw(t, "leaving"),
 		},
 	}
+	for _, r := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"pods", "parents.example.com"}), rapid.ID).Draw(t, "unfiltered") {
+		s.Status.Unfiltered = append(s.Status.Unfiltered, sharding.Resource(r))
+	}
 	for range rapid.IntRange(0, 3).Draw(t, "grants") {
 		s.Grants = append(s.Grants, sharding.Grant{Epoch: drawEpoch(t), VNs: drawSet(t, "granted"), Known: drawKnown(t)})
 	}
@@ -91,6 +94,32 @@ func TestSlicesGoThroughTheAPIUnchanged(t *testing.T) {
 			t.Fatalf("counts.owned is %d of %v", got, s.Owned)
 		}
 	})
+}
+
+func TestShardRanges(t *testing.T) {
+	good := lbv1alpha1.WatchGroupSpec{Selector: lbv1alpha1.SelectorShardRange, ShardKey: lbv1alpha1.ShardKeyNamespace,
+		OptIn: lbv1alpha1.OptInAll, Resources: []lbv1alpha1.Resource{{Resource: "pods"}, {Resource: "secrets"}}}
+	if r, ok, err := ShardRanges(good); err != nil || !ok || r != (sharding.HashRanges{V: 1000, Key: sharding.ShardByNamespace}) {
+		t.Errorf("ranges %+v, %v: %v", r, ok, err)
+	}
+	if _, ok, err := ShardRanges(lbv1alpha1.WatchGroupSpec{}); err != nil || ok {
+		t.Errorf("a group with labels has ranges: %v, %v", ok, err)
+	}
+	for want, change := range map[string]func(*lbv1alpha1.WatchGroupSpec){
+		`spec.selector: "Fields"`:           func(s *lbv1alpha1.WatchGroupSpec) { s.Selector = "Fields" },
+		`spec.shardKey: ""`:                 func(s *lbv1alpha1.WatchGroupSpec) { s.ShardKey = "" },
+		`spec.shardKey: "Name"`:             func(s *lbv1alpha1.WatchGroupSpec) { s.ShardKey = "Name" },
+		`spec.shardKey: "Namespace" has no`: func(s *lbv1alpha1.WatchGroupSpec) { s.Selector = "" },
+		`spec.optIn: "Annotated"`:           func(s *lbv1alpha1.WatchGroupSpec) { s.OptIn = "" },
+		`spec.assignment: "ConsistentHash"`: func(s *lbv1alpha1.WatchGroupSpec) { s.Assignment = lbv1alpha1.AssignmentConsistentHash },
+		`spec.resources: 2 resources`:       func(s *lbv1alpha1.WatchGroupSpec) { s.ShardKey = lbv1alpha1.ShardKeyUID },
+	} {
+		spec := good
+		change(&spec)
+		if _, err := Coordinator("c", spec); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not say %s", err, want)
+		}
+	}
 }
 
 func TestSetsThatCannotBeReadAreNamed(t *testing.T) {

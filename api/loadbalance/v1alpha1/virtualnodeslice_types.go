@@ -128,6 +128,13 @@ type VirtualNodeSliceStatus struct {
 	// Leaving is the member's wish to be relieved of everything before it stops.
 	// +optional
 	Leaving bool `json:"leaving,omitempty"`
+
+	// Unfiltered are the resources of which the API server sends the member what it did not select, "resource.group", or
+	// "resource" for the core group. Nothing is decided by it.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	Unfiltered []string `json:"unfiltered,omitempty"`
 }
 
 // Release is a member's word that it has ended all work on some Virtual Nodes and will start none.

@@ -55,6 +55,31 @@ const (
 	OptInNone OptInPolicy = "None"
 )
 
+// SelectorMode is how members find the objects of their Virtual Nodes.
+//
+// +kubebuilder:validation:Enum=Labels;ShardRange
+type SelectorMode string
+
+const (
+	// SelectorLabels selects by the label that every object carries which takes part.
+	SelectorLabels SelectorMode = "Labels"
+	// SelectorShardRange selects by the API server's hash of a field that every object has, so that objects are not
+	// labelled.
+	SelectorShardRange SelectorMode = "ShardRange"
+)
+
+// ShardKey is the field that the API server hashes.
+//
+// +kubebuilder:validation:Enum=UID;Namespace
+type ShardKey string
+
+const (
+	// ShardKeyUID is metadata.uid.
+	ShardKeyUID ShardKey = "UID"
+	// ShardKeyNamespace is metadata.namespace.
+	ShardKeyNamespace ShardKey = "Namespace"
+)
+
 // Defaults of WatchGroupSpec.
 const (
 	DefaultVirtualNodes   = 1000
@@ -70,6 +95,13 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.virtualNodes == oldSelf.virtualNodes",message="virtualNodes is immutable: every labelled object carries a number that depends on it"
 // +kubebuilder:validation:XValidation:rule="self.handoff != 'Eventual' || (has(self.resources) && size(self.resources) > 0)",message="handoff: Eventual is for groups with resources: members that divide keys rely on one owner at any time"
 // +kubebuilder:validation:XValidation:rule="self.hash == oldSelf.hash",message="hash is immutable: every labelled object carries a number that depends on it"
+// +kubebuilder:validation:XValidation:rule="self.selector == oldSelf.selector",fieldPath=".selector",message="selector is immutable: it decides in which Virtual Node an object is"
+// +kubebuilder:validation:XValidation:rule="!has(self.shardKey) || !has(oldSelf.shardKey) || self.shardKey == oldSelf.shardKey",fieldPath=".shardKey",message="shardKey is immutable: it decides in which Virtual Node an object is"
+// +kubebuilder:validation:XValidation:rule="has(self.shardKey) == (self.selector == 'ShardRange')",message="shardKey is required with selector ShardRange, and has no meaning without"
+// +kubebuilder:validation:XValidation:rule="self.selector != 'ShardRange' || self.optIn == 'All'",fieldPath=".optIn",message="optIn Annotated does not go with selector ShardRange, which knows no annotations: it must be All"
+// +kubebuilder:validation:XValidation:rule="self.selector != 'ShardRange' || self.assignment == 'Balanced'",fieldPath=".assignment",message="assignment ConsistentHash does not go with selector ShardRange, as it scatters Virtual Nodes over more ranges than a selector may have: it must be Balanced"
+// +kubebuilder:validation:XValidation:rule="self.selector != 'ShardRange' || (has(self.resources) && size(self.resources) > 0)",fieldPath=".resources",message="selector ShardRange is for groups with resources: members that divide keys need no selector"
+// +kubebuilder:validation:XValidation:rule="!has(self.shardKey) || self.shardKey != 'UID' || (has(self.resources) && size(self.resources) == 1)",fieldPath=".resources",message="several resources do not go with shardKey UID, as an object and what it owns have different UIDs: there must be one"
 type WatchGroupSpec struct {
 	// VirtualNodes is V, the number of partitions that objects hash to. It never changes. At least ten for each member
 	// keep the busiest member within 1.1 times the mean.
@@ -79,7 +111,22 @@ type WatchGroupSpec struct {
 	// +kubebuilder:validation:Maximum=100000
 	VirtualNodes int32 `json:"virtualNodes,omitempty"`
 
-	// Hash maps an object's hash key to its Virtual Node. It never changes.
+	// Selector is how members find the objects of their Virtual Nodes. It never changes. With ShardRange a Virtual Node is
+	// a range of the API server's hash space, all objects of the resources take part, and none is labelled. It saves
+	// traffic where the API server has the feature gate ShardedListAndWatch, and is right, though not cheap, where it
+	// does not.
+	// +optional
+	// +kubebuilder:default=Labels
+	Selector SelectorMode `json:"selector,omitempty"`
+
+	// ShardKey is the field that selector ShardRange hashes. It never changes. Namespace keeps what a controller owns in
+	// the Virtual Node of its owner, and is for namespaced resources. UID is for one resource whose objects own nothing of
+	// the group.
+	// +optional
+	ShardKey ShardKey `json:"shardKey,omitempty"`
+
+	// Hash maps an object's hash key to its Virtual Node. It never changes. With selector ShardRange the hash is the API
+	// server's, and this field has no meaning.
 	// +optional
 	// +kubebuilder:default=CRC32
 	Hash HashFunction `json:"hash,omitempty"`
@@ -95,8 +142,8 @@ type WatchGroupSpec struct {
 	Handoff HandoffMode `json:"handoff,omitempty"`
 
 	// Resources are what the members' controller reconciles and owns. The first level of the hash stands on the objects,
-	// so groups that share a resource must have the same virtualNodes and hash. None: nothing is labelled, and the members
-	// divide their work by keys that they hash themselves.
+	// so groups with selector Labels that share a resource must have the same virtualNodes and hash. None: nothing is
+	// labelled, and the members divide their work by keys that they hash themselves.
 	// +optional
 	// +listType=map
 	// +listMapKey=group
@@ -104,7 +151,7 @@ type WatchGroupSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Resources []Resource `json:"resources,omitempty"`
 
-	// OptIn says which objects of the resources take part.
+	// OptIn says which objects of the resources take part. It must be All with selector ShardRange.
 	// +optional
 	// +kubebuilder:default=Annotated
 	OptIn OptInPolicy `json:"optIn,omitempty"`
@@ -187,6 +234,9 @@ func (s WatchGroupSpec) WithDefaults() WatchGroupSpec {
 	if s.VirtualNodes == 0 {
 		s.VirtualNodes = DefaultVirtualNodes
 	}
+	if s.Selector == "" {
+		s.Selector = SelectorLabels
+	}
 	if s.Hash == "" {
 		s.Hash = HashCRC32
 	}
@@ -219,6 +269,9 @@ const (
 	ConditionMoving = "Moving"
 	// ConditionUnlabelled is True while objects that take part carry no label, so that no member sees them.
 	ConditionUnlabelled = "Unlabelled"
+	// ConditionUnfiltered is True while an API server sends members of a group with selector ShardRange what they did not
+	// select. They drop it, so that nothing is wrong, but each receives everything. Other groups do not have it.
+	ConditionUnfiltered = "Unfiltered"
 )
 
 // Reasons of a WatchGroup's conditions.
@@ -239,6 +292,12 @@ const (
 	ReasonAllOwned    = "AllOwned"
 	ReasonSettled     = "Settled"
 	ReasonAllLabelled = "AllLabelled"
+	// ReasonNoLabels: objects of a group with selector ShardRange carry none.
+	ReasonNoLabels = "NoLabels"
+	// ReasonFiltered: the API server sends members what they select, as far as they have seen.
+	ReasonFiltered = "Filtered"
+	// ReasonNotFiltered: it does not, mostly because its feature gate ShardedListAndWatch is off.
+	ReasonNotFiltered = "ServerDoesNotFilter"
 	// ReasonBackfill: the backfill is at work on the objects.
 	ReasonBackfill = "Backfill"
 	// ReasonBackfillFailed: the backfill cannot read or label the objects; the message says why.
@@ -294,7 +353,7 @@ type WatchGroupStatus struct {
 	// +optional
 	OldestUnlabelled *metav1.Time `json:"oldestUnlabelled,omitempty"`
 
-	// Conditions are Accepted, Unowned, Moving and Unlabelled.
+	// Conditions are Accepted, Unowned, Moving and Unlabelled, and Unfiltered with selector ShardRange.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -317,6 +376,7 @@ type WatchGroupStatus struct {
 // +kubebuilder:printcolumn:name="Unlabelled",type=integer,JSONPath=`.status.unlabelledObjects`,description="Objects that no member sees yet"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Epoch",type=integer,priority=1,JSONPath=`.status.epoch`
+// +kubebuilder:printcolumn:name="Selector",type=string,priority=1,JSONPath=`.spec.selector`
 // +kubebuilder:printcolumn:name="Assignment",type=string,priority=1,JSONPath=`.spec.assignment`
 // +kubebuilder:printcolumn:name="Handoff",type=string,priority=1,JSONPath=`.spec.handoff`
 // +kubebuilder:printcolumn:name="Accepted",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
