@@ -6,13 +6,16 @@ package main
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
 	_ "k8s.io/component-base/metrics/prometheus/version"  // metric with the build's version
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	_ "sigs.k8s.io/scheduler-plugins/apis/config/scheme" // the args of its plugins decode
 	"sigs.k8s.io/scheduler-plugins/pkg/coscheduling"
 	"sigs.k8s.io/scheduler-plugins/pkg/noderesources"
@@ -39,7 +42,7 @@ func newCommand() *cobra.Command {
 	configFile := func() string { return command.Flag("config").Value.String() }
 	command = app.NewSchedulerCommand(
 		app.WithPlugin(capacityrequest.Name, capacityrequest.Factory(configFile)),
-		app.WithPlugin(vnaffinity.Name, vnaffinity.Factory(configFile)),
+		app.WithPlugin(vnaffinity.Name, vnaffinity.Factory(configFile, func() (bool, error) { return electsLeader(command, configFile()) })),
 		app.WithPlugin(coscheduling.Name, coscheduling.New),
 		app.WithPlugin(noderesources.AllocatableName, noderesources.NewAllocatable),
 		app.WithPlugin(noderesourcetopology.Name, noderesourcetopology.New),
@@ -61,4 +64,17 @@ func newCommand() *cobra.Command {
 		return err
 	}
 	return command
+}
+
+// electsLeader says whether the process waits to be elected, as kube-scheduler finds it out: by the flag, else by the file.
+func electsLeader(command *cobra.Command, configFile string) (bool, error) {
+	flag := command.Flags().Lookup("leader-elect")
+	if configFile == "" || flag.Changed {
+		return strconv.ParseBool(flag.Value.String())
+	}
+	config, err := options.LoadConfigFromFile(klog.Background(), configFile)
+	if err != nil {
+		return false, err
+	}
+	return config.LeaderElection.LeaderElect, nil
 }

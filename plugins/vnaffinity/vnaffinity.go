@@ -33,6 +33,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
 )
 
 // Name of the plugin in the registry and in configurations.
@@ -42,6 +44,8 @@ const Name = "VNAffinity"
 type VNAffinity struct {
 	members *members // nil: the role is off
 	objects *objects // nil: the role is off
+	// schedulers is nil if the role is off.
+	schedulers *schedulers
 
 	filters []filterer
 	scorers []scorer
@@ -82,9 +86,15 @@ var (
 )
 
 // Factory returns the plugin's factory. configFile, which may be nil, names the file that the args come from, for errors.
-func Factory(configFile func() string) func(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) {
+// leadsAlone, which may be nil, says whether the process waits to be elected leader, which the role schedulers excludes.
+func Factory(configFile func() string, leadsAlone func() (bool, error)) func(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) {
+	seats := &seats{leadsAlone: leadsAlone}
 	return func(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-		plugin, err := New(ctx, obj, handle)
+		var plugin fwk.Plugin
+		err := seats.check(obj, handle)
+		if err == nil {
+			plugin, err = New(ctx, obj, handle)
+		}
 		if err != nil && configFile != nil && configFile() != "" {
 			return nil, fmt.Errorf("configuration file %s: pluginConfig %s: %w", configFile(), Name, err)
 		}
@@ -102,24 +112,22 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 	logger := klog.LoggerWithName(klog.FromContext(ctx), Name)
 	p := &VNAffinity{}
 	ctx, p.stop = context.WithCancel(ctx)
+	if args.Schedulers != nil {
+		var run []func(context.Context)
+		if p.schedulers, run, err = joinSchedulers(args.Schedulers, handle, logger); err != nil {
+			return nil, err
+		}
+		p.filters = append(p.filters, p.schedulers)
+		for _, f := range run {
+			p.stopped.Go(func() { f(ctx) })
+		}
+	}
 	if args.Members == nil && args.Objects == nil {
 		return p, nil
 	}
 	groups := newGroups(logger)
-	if args.Members != nil {
-		if p.members, err = newMembers(args.Members, handle, groups, logger); err != nil {
-			return nil, err
-		}
-		if len(p.members.limits) > 0 {
-			p.filters = append(p.filters, p.members)
-		}
-		p.scorers = append(p.scorers, p.members)
-	}
-	if args.Objects != nil {
-		if p.objects, err = newObjects(args.Objects, handle, groups); err != nil {
-			return nil, err
-		}
-		p.scorers = append(p.scorers, p.objects)
+	if err := p.placeBy(args, handle, groups, logger); err != nil {
+		return nil, err
 	}
 	run, err := groups.watch(handle.KubeConfig(), args)
 	if err != nil {
@@ -129,6 +137,28 @@ func New(ctx context.Context, obj runtime.Object, handle fwk.Handle) (fwk.Plugin
 		p.stopped.Go(func() { informer(ctx) })
 	}
 	return p, nil
+}
+
+// placeBy turns the roles Members and Objects on, as the args say.
+func (p *VNAffinity) placeBy(
+	args *configv1alpha1.VNAffinityArgs, handle fwk.Handle, groups *groups, logger klog.Logger,
+) (err error) {
+	if args.Members != nil {
+		if p.members, err = newMembers(args.Members, handle, groups, logger); err != nil {
+			return err
+		}
+		if len(p.members.limits) > 0 {
+			p.filters = append(p.filters, p.members)
+		}
+		p.scorers = append(p.scorers, p.members)
+	}
+	if args.Objects != nil {
+		if p.objects, err = newObjects(args.Objects, handle, groups); err != nil {
+			return err
+		}
+		p.scorers = append(p.scorers, p.objects)
+	}
+	return nil
 }
 
 // Name returns name of the plugin. It is used in logs, etc.

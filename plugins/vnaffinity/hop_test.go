@@ -1,0 +1,175 @@
+package vnaffinity
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	"github.com/drover-sh/drover/sharding"
+)
+
+func slicesOf(epoch sharding.Epoch, owned map[string]string) map[string]sharding.Slice {
+	out := make(map[string]sharding.Slice)
+	for member, set := range owned {
+		vns, err := sharding.ParseSet(set)
+		if err != nil {
+			panic(err)
+		}
+		out[member] = sharding.Slice{Member: member, Session: member + "-1", Epoch: epoch, Owned: vns}
+	}
+	return out
+}
+
+func TestAPodWaitsWhereItHasMovedOnTo(t *testing.T) {
+	r := newRoster(10, slicesOf(4, map[string]string{"a": "0-2", "b": "3-5,8", "c": "6", "gone": ""}))
+	for _, test := range []struct {
+		name string
+		home sharding.VirtualNode
+		hop  *hop
+		want string
+	}{
+		{"at home", 4, nil, "b"},
+		{"moved on", 4, &hop{To: "c", Epoch: 4}, "c"},
+		{"moved on before the last change", 4, &hop{To: "c", Epoch: 2}, "c"},
+		{"its replica has gone", 4, &hop{To: "gone", Epoch: 4}, "b"},
+		{"its replica was never there", 0, &hop{To: "x"}, "a"},
+		{"its Virtual Node is on its way", 7, nil, ""},
+		{"a Virtual Node beyond V", 99, nil, ""},
+	} {
+		if got := r.holder(test.home, test.hop); got != test.want {
+			t.Errorf("%s: at %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+func TestWhereARefusedPodGoes(t *testing.T) {
+	r := newRoster(9, slicesOf(4, map[string]string{"a": "0-2", "b": "3-5", "c": "6-8"}))
+	for _, test := range []struct {
+		name           string
+		self           string
+		hop            *hop
+		again          bool
+		fits, preempts []string
+		want           verdict
+	}{
+		{name: "to the next on the ring", self: "b", fits: []string{"a", "c"},
+			want: verdict{next: &hop{To: "c", Refused: []string{"b"}, Epoch: 4}}},
+		{name: "past one on whose nodes it does not fit", self: "b", fits: []string{"a"},
+			want: verdict{next: &hop{To: "a", Refused: []string{"b"}, Epoch: 4}}},
+		{name: "not back to one that has refused", self: "c", hop: &hop{To: "c", Refused: []string{"b"}, Epoch: 4}, fits: []string{"a", "b"},
+			want: verdict{next: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4}}},
+		{name: "all have refused", self: "a", hop: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4}, fits: []string{"b", "c"},
+			want: verdict{last: true}},
+		{name: "it fits nowhere", self: "a", want: verdict{last: true}},
+		{name: "who has pods to preempt comes after preemption here", self: "a", preempts: []string{"b", "c"},
+			want: verdict{last: true, afterPreemption: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4}}},
+		{name: "the second round goes on", self: "b", hop: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4},
+			fits: []string{"c"}, preempts: []string{"a", "c"},
+			want: verdict{last: true, afterPreemption: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4}}},
+		{name: "the second round ends", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4},
+			preempts: []string{"a", "b"}, want: verdict{last: true}},
+		{name: "a change of the group begins anew", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Epoch: 3}, fits: []string{"a"},
+			want: verdict{next: &hop{To: "a", Refused: []string{"c"}, Epoch: 4}}},
+		{name: "a change of the cluster begins anew", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Epoch: 4}, again: true,
+			fits: []string{"a"}, want: verdict{next: &hop{To: "a", Refused: []string{"c"}, Epoch: 4}}},
+	} {
+		in := func(list []string) func(string) bool {
+			return func(m string) bool { return slices.Contains(list, m) }
+		}
+		got := decide(refusal{self: test.self, roster: r, hop: test.hop, again: test.again, fits: in(test.fits), couldPreempt: in(test.preempts)})
+		if show(got) != show(test.want) {
+			t.Errorf("%s:\n got %s\nwant %s", test.name, show(got), show(test.want))
+		}
+	}
+}
+
+func show(v verdict) string {
+	return fmt.Sprintf("next %v, last %v, then %v", v.next, v.last, v.afterPreemption)
+}
+
+// However wrong replicas are about each other's nodes, a pod is refused by each at most once in each of the two rounds.
+func TestRoundsEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		owned := make(map[string]string)
+		n := rapid.IntRange(1, 6).Draw(t, "members")
+		for i := range n {
+			owned[fmt.Sprintf("m%d", i)] = fmt.Sprint(i)
+		}
+		r := newRoster(n, slicesOf(1, owned))
+		guess := func(string) bool { return rapid.Bool().Draw(t, "guess") }
+		at, h, lasts := "m0", (*hop)(nil), 0
+		for hops := 0; ; hops++ {
+			if hops > 2*n {
+				t.Fatalf("%d replicas, and still on its way after %d hops", n, hops)
+			}
+			v := decide(refusal{self: at, roster: r, hop: h, fits: guess, couldPreempt: guess})
+			next := v.next
+			if v.last {
+				lasts++
+				next = v.afterPreemption
+			}
+			if next == nil {
+				break
+			}
+			if next.To == at {
+				t.Fatalf("%s hands it to itself", at)
+			}
+			at, h = next.To, next
+		}
+		if lasts == 0 {
+			t.Fatal("no replica was the last one: nobody asks for capacity")
+		}
+	})
+}
+
+func TestHopsAreReadAsWritten(t *testing.T) {
+	want := hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 7}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationReplica: want.String()}}}
+	if got := hopOf(pod); got == nil || got.String() != want.String() {
+		t.Errorf("wrote %v, read %v", want, got)
+	}
+	for _, text := range []string{"", "b", `{"to":""}`, `{"to":3}`} {
+		pod.Annotations[AnnotationReplica] = text
+		if got := hopOf(pod); got != nil {
+			t.Errorf("%q was read as %v", text, got)
+		}
+	}
+}
+
+func TestPodsAreKeyedByTheirWorkload(t *testing.T) {
+	yes := true
+	owned := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-1", OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", Controller: &yes},
+	}}}
+	pinned := owned.DeepCopy()
+	field := corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"n1"}}
+	pinned.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchFields: []corev1.NodeSelectorRequirement{field}},
+		}},
+	}}
+	either := pinned.DeepCopy()
+	terms := &either.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	*terms = append(*terms, corev1.NodeSelectorTerm{})
+	annotated := owned.DeepCopy()
+	annotated.Annotations = map[string]string{sharding.AnnotationHashKey: "mine"}
+	for _, test := range []struct {
+		name string
+		pod  *corev1.Pod
+		want string
+	}{
+		{"by its controller", owned, "apps/ReplicaSet/ns/web"},
+		{"by its annotation", annotated, "mine"},
+		{"by itself", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "alone"}}, "/Pod/ns/alone"},
+		{"by its only node", pinned, nodeKey("n1")},
+		{"one of several nodes", either, "apps/ReplicaSet/ns/web"},
+	} {
+		if got := podKey(test.pod); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}

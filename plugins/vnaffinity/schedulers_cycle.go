@@ -1,0 +1,352 @@
+package vnaffinity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+
+	"github.com/drover-sh/drover/sharding"
+)
+
+var (
+	_ fwk.PreEnqueuePlugin = &VNAffinity{}
+	_ fwk.PostFilterPlugin = &VNAffinity{}
+	_ filterer             = &schedulers{}
+)
+
+const cycleKey = "Schedulers" + Name
+
+// cycle is what one scheduling cycle goes by.
+type cycle struct {
+	pod *waiting
+	// stranger is set if the pod is not this replica's.
+	stranger bool
+	// own are the names of the nodes that the replica owned when the cycle began, by no later gain than upTo.
+	own  sets.Set[string]
+	upTo uint64
+	// unsettled is set if the replica owns nodes that the snapshot does not show as they are.
+	unsettled bool
+	// all lets every node pass Filter: PostFilter asks whether the pod would fit where it may not go.
+	all atomic.Bool
+}
+
+// Clone implements fwk.StateData. Only PostFilter changes what it holds, and only while nobody else looks.
+func (c *cycle) Clone() fwk.StateData { return c }
+
+func cycleOf(state fwk.CycleState) *cycle {
+	data, err := state.Read(cycleKey)
+	if err != nil {
+		return nil
+	}
+	c, _ := data.(*cycle)
+	return c
+}
+
+// PreEnqueue admits the pods that this replica holds.
+func (p *VNAffinity) PreEnqueue(_ context.Context, pod *corev1.Pod) *fwk.Status {
+	s := p.schedulers
+	if s == nil {
+		return nil
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if w := s.waiting(pod); !s.holds(w) {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+s.holder(w))
+	}
+	return nil
+}
+
+func (s *schedulers) preFilter(
+	_ context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo,
+) (*fwk.PreFilterResult, *fwk.Status) {
+	if err := s.order(); err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &cycle{pod: s.waiting(pod)}
+	state.Write(cycleKey, c)
+	if !s.holds(c.pod) {
+		// It was in the queue already when it went to another replica.
+		c.stranger = true
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+s.holder(c.pod))
+	}
+	c.unsettled = !s.verify(nodes)
+	c.own, c.upTo = s.ownNodes(), s.upTo
+	return &fwk.PreFilterResult{NodeNames: c.own}, nil
+}
+
+// verify finds out on which nodes, of those that have just come to be served, the snapshot shows all pods that the informer
+// does. It reports whether that is so on all of them.
+func (s *schedulers) verify(nodes []fwk.NodeInfo) bool {
+	kept := s.verified.Intersect(s.serving.VNs)
+	for _, g := range s.serving.Gains {
+		if g.No > s.upTo {
+			kept = kept.Minus(g.VNs)
+		}
+	}
+	if !kept.Equal(s.verified) {
+		s.verified, s.own = kept, nil
+	}
+	s.upTo = s.serving.Last
+	open := s.serving.VNs.Minus(s.verified)
+	if open.Empty() {
+		return true
+	}
+	var behind []sharding.VirtualNode
+	for _, info := range nodes {
+		if vn := s.virtualNodeOfNode(info.Node().Name); open.Has(vn) && !s.shown(info) {
+			behind = append(behind, vn)
+		}
+	}
+	left := sharding.SetOf(behind...)
+	s.verified, s.own = s.verified.Union(open.Minus(left)), nil
+	return left.Empty()
+}
+
+// shown reports whether a node of the snapshot has all pods that the informer knows to be bound to it.
+func (s *schedulers) shown(info fwk.NodeInfo) bool {
+	bound, err := s.indexer.ByIndex(nodeIndex, info.Node().Name)
+	if err != nil {
+		return false
+	}
+	there := make(map[types.UID]bool, len(info.GetPods()))
+	for _, p := range info.GetPods() {
+		there[p.GetPod().UID] = true
+	}
+	for _, obj := range bound {
+		if pod, ok := obj.(*corev1.Pod); ok && !there[pod.UID] {
+			return false
+		}
+	}
+	return true
+}
+
+// ownNodes returns the names of the nodes that this replica may place pods on. Nobody changes the set.
+func (s *schedulers) ownNodes() sets.Set[string] {
+	if s.own == nil {
+		s.own = sets.New[string]()
+		for name, vn := range s.nodes {
+			if s.verified.Has(vn) {
+				s.own.Insert(name)
+			}
+		}
+	}
+	return s.own
+}
+
+func (s *schedulers) addPod(fwk.CycleState, *corev1.Pod, fwk.PodInfo, fwk.NodeInfo) *fwk.Status {
+	return nil
+}
+
+func (s *schedulers) removePod(fwk.CycleState, *corev1.Pod, fwk.PodInfo, fwk.NodeInfo) *fwk.Status {
+	return nil
+}
+
+func (s *schedulers) filter(_ context.Context, state fwk.CycleState, _ *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
+	if c := cycleOf(state); c == nil || c.all.Load() || c.own.Has(node.Node().Name) {
+		return nil
+	}
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node(s) belonged to another replica of the scheduler")
+}
+
+// PostFilter lets the plugins after it have a pod only if it fits on no node of any replica.
+func (p *VNAffinity) PostFilter(
+	ctx context.Context, state fwk.CycleState, pod *corev1.Pod, _ fwk.NodeToStatusReader,
+) (*fwk.PostFilterResult, *fwk.Status) {
+	if p.schedulers == nil {
+		return nil, fwk.NewStatus(fwk.Unschedulable)
+	}
+	return nil, p.schedulers.postFilter(ctx, state, pod)
+}
+
+func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod) *fwk.Status {
+	c := cycleOf(state)
+	switch {
+	case c == nil:
+		// Another plugin has refused the pod before this one was asked: on all nodes.
+		return fwk.NewStatus(fwk.Unschedulable)
+	case c.stranger:
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
+	case c.unsettled:
+		s.activateLater(pod)
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "nodes have just come to this replica of the scheduler")
+	}
+	s.mu.RLock()
+	roster, w := s.roster, *c.pod
+	s.mu.RUnlock()
+	look := s.othersIn(ctx, roster, c, state, pod)
+	v := decide(refusal{
+		self: s.member, roster: roster, hop: w.hop, again: w.last, fits: look.fits, couldPreempt: look.couldPreempt,
+	})
+	if v.last && look.fits("") {
+		s.activateLater(pod)
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "fits on a node that is on its way from one replica of the scheduler to another")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.pods[pod.UID]
+	if now == nil {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
+	}
+	if v.next != nil {
+		now.next, now.last, now.afterPreemption = v.next, false, nil
+		s.moves.Add(pod.UID)
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To))
+	}
+	now.last, now.afterPreemption = true, v.afterPreemption
+	if v.afterPreemption != nil {
+		s.moves.AddAfter(pod.UID, preemptionPatience)
+	}
+	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
+}
+
+// others is what the snapshot says of the nodes of other replicas; "" stands for nodes that are on their way.
+type others struct {
+	nodes        map[string][]fwk.NodeInfo
+	fits         func(member string) bool
+	couldPreempt func(member string) bool
+}
+
+func (s *schedulers) othersIn(ctx context.Context, r *roster, c *cycle, state fwk.CycleState, pod *corev1.Pod) *others {
+	o := &others{nodes: make(map[string][]fwk.NodeInfo)}
+	all, err := s.handle.SnapshotSharedLister().NodeInfos().List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Listing the nodes of the snapshot")
+	}
+	s.mu.RLock()
+	for _, info := range all {
+		name := info.Node().Name
+		if c.own.Has(name) {
+			continue
+		}
+		owner := r.owner(s.virtualNodeOfNode(name))
+		if owner == s.member {
+			owner = "" // not served yet
+		}
+		o.nodes[owner] = append(o.nodes[owner], info)
+	}
+	s.mu.RUnlock()
+	o.fits = func(member string) bool {
+		c.all.Store(true)
+		defer c.all.Store(false)
+		return s.anyFits(ctx, state, pod, o.nodes[member])
+	}
+	o.couldPreempt = func(member string) bool {
+		if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+			return false
+		}
+		priority := corev1helpers.PodPriority(pod)
+		for _, info := range o.nodes[member] {
+			for _, other := range info.GetPods() {
+				if corev1helpers.PodPriority(other.GetPod()) < priority {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	return o
+}
+
+// anyFits runs the profile's filters on nodes until one lets the pod in. A filter that fails for want of what its PreFilter
+// did not get to prepare counts as letting it in: the replica that owns the node finds out.
+func (s *schedulers) anyFits(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var found atomic.Bool
+	s.handle.Parallelizer().Until(ctx, len(nodes), func(i int) {
+		status := s.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, nodes[i])
+		if status.IsSuccess() || (status.Code() == fwk.Error && ctx.Err() == nil) {
+			found.Store(true)
+			cancel()
+		}
+	}, Name)
+	return found.Load()
+}
+
+// events are what may make a pod fit on a node of another replica: what happens to this replica's own nodes is for the
+// plugins that turned them down. Pods that other replicas hold are left alone, at the price of one look each.
+func (s *schedulers) events() []fwk.ClusterEventWithHint {
+	return []fwk.ClusterEventWithHint{
+		{
+			Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAllocatable | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, _, obj any) (fwk.QueueingHint, error) {
+				node, ok := obj.(*corev1.Node)
+				if !ok {
+					return fwk.QueueSkip, nil
+				}
+				return s.hint(pod, node.Name), nil
+			},
+		},
+		{
+			Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, obj, _ any) (fwk.QueueingHint, error) {
+				gone, ok := obj.(*corev1.Pod)
+				if !ok || gone.Spec.NodeName == "" {
+					return fwk.QueueSkip, nil
+				}
+				return s.hint(pod, gone.Spec.NodeName), nil
+			},
+		},
+	}
+}
+
+func (s *schedulers) hint(pod *corev1.Pod, node string) fwk.QueueingHint {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.holds(s.waiting(pod)) && !s.verified.Has(s.virtualNodeOfNode(node)) {
+		return fwk.Queue
+	}
+	return fwk.QueueSkip
+}
+
+// orderIn returns a check of the profile's order, which is known only when the profile is complete.
+func orderIn(handle fwk.Handle) func() error {
+	profile, ok := handle.(interface{ ListPlugins() *config.Plugins })
+	if !ok {
+		return func() error { return nil }
+	}
+	return sync.OnceValue(func() error {
+		plugins := profile.ListPlugins()
+		var errs []error
+		for _, point := range []struct {
+			name string
+			set  config.PluginSet
+		}{{"bind", plugins.Bind}, {"postFilter", plugins.PostFilter}} {
+			if len(point.set.Enabled) == 0 || point.set.Enabled[0].Name != Name {
+				errs = append(errs, fmt.Errorf("profile %s: plugins.%s.enabled: %s with the role schedulers has to be enabled here, and in "+
+					"multiPoint, so that it comes first", handle.ProfileName(), point.name, Name))
+			}
+		}
+		for _, point := range []struct {
+			name string
+			set  config.PluginSet
+		}{{"preEnqueue", plugins.PreEnqueue}, {"preFilter", plugins.PreFilter}, {"filter", plugins.Filter}, {"reserve", plugins.Reserve}} {
+			if !has(point.set, Name) {
+				errs = append(errs, fmt.Errorf("profile %s: plugins.%s.enabled: %s with the role schedulers is missing",
+					handle.ProfileName(), point.name, Name))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func has(set config.PluginSet, name string) bool {
+	for _, p := range set.Enabled {
+		if p.Name == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,110 @@
+package vnaffinity
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+const moveTimeout = 10 * time.Second
+
+// moveNext hands one pod on, and reports whether there may be more. A hop is written beside the scheduling loop, and until it
+// has been, the pod is nobody's: this replica does not try it again, and the next one does not know of it. If this process
+// ends before, the pod is found where it was.
+func (s *schedulers) moveNext(ctx context.Context) bool {
+	uid, shutdown := s.moves.Get()
+	if shutdown {
+		return false
+	}
+	defer s.moves.Done(uid)
+	pod, h, stays := s.moving(uid)
+	if stays != nil {
+		s.activate(stays)
+	}
+	if h == nil {
+		s.moves.Forget(uid)
+		return true
+	}
+	if err := s.limiter.Wait(ctx); err != nil {
+		return false
+	}
+	moved, err := s.write(ctx, pod, h)
+	switch {
+	case err == nil:
+		s.metrics.moved(h).Inc()
+		s.moves.Forget(uid)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if w := s.pods[uid]; w != nil {
+			s.take(moved)
+			w.next = nil
+		}
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		// If the pod is gone, or is another one of that name, the informer will say so.
+		s.moves.AddRateLimited(uid)
+	default:
+		s.logger.Error(err, "Handing a pod on to another scheduler", "pod", klog.KObj(pod), "scheduler", h.To)
+		s.moves.AddRateLimited(uid)
+	}
+	return true
+}
+
+// moving returns what to write, nil if the pod stays. If who owns what has changed meanwhile it is tried here again, or
+// wherever it belongs now.
+func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.pods[uid]
+	if w == nil {
+		return nil, nil, nil
+	}
+	if w.next == nil && w.afterPreemption != nil {
+		if w.pod.Status.NominatedNodeName == "" && s.holds(w) {
+			w.next, w.last = w.afterPreemption, false
+		}
+		w.afterPreemption = nil
+	}
+	if w.next == nil {
+		return nil, nil, nil
+	}
+	if w.next.Epoch != s.roster.epoch || !s.roster.has(w.next.To) {
+		w.next = nil
+		if s.holds(w) {
+			stays = w.pod
+		}
+		return nil, nil, stays
+	}
+	return w.pod, w.next, nil
+}
+
+// write puts the hop on the pod, for the replicas as an annotation and for people as a condition, in one request.
+func (s *schedulers) write(ctx context.Context, pod *corev1.Pod, h *hop) (*corev1.Pod, error) {
+	reason := "MovedOn"
+	if h.Preempting {
+		reason = "MovedOnToPreempt"
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID, "annotations": map[string]string{AnnotationReplica: h.String()}},
+		"status": map[string]any{"conditions": []any{map[string]any{
+			"type": ConditionReplica, "status": corev1.ConditionTrue, "reason": reason, "message": h.message(),
+			"lastTransitionTime": metav1.Now(),
+		}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, moveTimeout)
+	defer cancel()
+	moved, err := s.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return nil, fmt.Errorf("patch the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return moved, nil
+}
