@@ -130,7 +130,7 @@ func (k *leaseKeeper) fill(lease *coordinationv1.Lease, session string) {
 			(*m)[key] = value
 		}
 	}
-	set(&lease.Labels, lbv1alpha1.LabelWatchGroup, k.options.WatchGroup)
+	k.label(lease)
 	set(&lease.Annotations, lbv1alpha1.AnnotationPodName, k.options.Pod.Name)
 	set(&lease.Annotations, lbv1alpha1.AnnotationPodUID, k.options.Pod.UID)
 	set(&lease.Annotations, lbv1alpha1.AnnotationContainer, k.options.Pod.Container)
@@ -145,6 +145,14 @@ func (k *leaseKeeper) fill(lease *coordinationv1.Lease, session string) {
 	lease.Spec.LeaseTransitions = ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
 }
 
+// label puts the label back, if somebody has taken it away: the coordinator would not know the member by its Lease.
+func (k *leaseKeeper) label(lease *coordinationv1.Lease) {
+	if lease.Labels == nil {
+		lease.Labels = make(map[string]string, 1)
+	}
+	lease.Labels[lbv1alpha1.LabelWatchGroup] = k.options.WatchGroup
+}
+
 func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 	e, session := k.member, ptr.Deref(k.lease.Spec.HolderIdentity, "")
 	if e.session() != session || e.revoked() {
@@ -154,6 +162,7 @@ func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 	next := k.lease.DeepCopy()
 	now := metav1.NowMicro()
 	next.Spec.RenewTime = &now
+	k.label(next)
 	sentAt := e.clock()
 	err := k.client.Update(ctx, next)
 	switch {

@@ -87,7 +87,8 @@ type sliceError struct{ error }
 
 func (e *sliceError) Unwrap() error { return e.error }
 
-// readLeases reads the Leases of all who may be members. The Lease of a member that is still in a slice may be gone, because
+// readLeases reads the Leases of all who may be members. The name alone makes none: leader elections have Leases, too, and
+// like to call them "name.example.com". Whoever has a slice is one, whatever has become of the label. The Lease of a member that is still in a slice may be gone, because
 // somebody has deleted it: nobody knows how long the member goes on, so it is waited for as for an expiry.
 func (r *Reconciler) readLeases(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view) error {
 	var list coordinationv1.LeaseList
@@ -98,10 +99,12 @@ func (r *Reconciler) readLeases(ctx context.Context, group *lbv1alpha1.WatchGrou
 	duration := leaseDuration(group)
 	for i := range list.Items {
 		lease := &list.Items[i]
-		if member, ok := memberOf(group.Name, lease.Name); ok {
-			v.leases[member] = lease
-			t.saw(recordOf(member, lease, duration), now)
+		member, ok := memberOf(group.Name, lease.Name)
+		if !ok || v.slices[member] == nil && !isMembers(lease, group.Name, member) {
+			continue
 		}
+		v.leases[member] = lease
+		t.saw(recordOf(member, lease, duration), now)
 	}
 	for member, s := range v.slices {
 		if v.leases[member] == nil && s.Session != "" && mayWork(s) {
@@ -223,7 +226,13 @@ func (r *Reconciler) bury(ctx context.Context, group *lbv1alpha1.WatchGroup, v *
 		Labels: map[string]string{lbv1alpha1.LabelWatchGroup: group.Name},
 	}}
 	lease.Spec.HolderIdentity = ptr.To("")
-	if err := r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, lease) }); err != nil {
+	err := r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, lease) })
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		// Nobody gets a Lease there any more, and without one the member finds its session over as well. Waiting for it
+		// would keep the slices, and with them the namespace, for ever.
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("closing the session of %s, whose Lease has disappeared: %w", member, err)
 	}
 	v.leases[member] = lease
