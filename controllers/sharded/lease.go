@@ -76,7 +76,7 @@ func (k *leaseKeeper) acquire(ctx context.Context) bool {
 	lease, err := k.read(ctx)
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
-		e.log.V(1).Info("lease not read", "error", err.Error())
+		e.retries(err, "lease not read")
 		return false
 	}
 	session := e.session()
@@ -103,7 +103,7 @@ func (k *leaseKeeper) acquire(ctx context.Context) bool {
 		err = k.client.Update(ctx, lease)
 	}
 	if err != nil {
-		e.log.V(1).Info("lease not acquired", "error", err.Error())
+		e.retries(err, "lease not acquired")
 		k.end("lease not acquired")
 		return false
 	}
@@ -185,7 +185,7 @@ func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 		k.end("the lease is gone")
 		return true
 	default:
-		e.log.V(1).Info("lease not renewed", "error", err.Error())
+		e.retries(err, "lease not renewed")
 		return false
 	}
 }

@@ -92,6 +92,15 @@ func (d *desk) looks() {
 	}
 }
 
+// looksAgainWithin looks, and fails if the coordinator does not want to look again soon enough.
+func (d *desk) looksAgainWithin(limit time.Duration) {
+	d.t.Helper()
+	result, err := d.r.Reconcile(d.t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(d.group)})
+	if err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > limit {
+		d.t.Errorf("it looks again in %s (%v), want in %s at the latest", result.RequeueAfter, err, limit)
+	}
+}
+
 func (d *desk) key(member string) client.ObjectKey {
 	return client.ObjectKey{Namespace: d.group.Namespace, Name: lbv1alpha1.MemberName(d.group.Name, member)}
 }
@@ -197,7 +206,10 @@ func (d *desk) own(what string, want map[string]int) {
 
 // A session that ends, by a released Lease, leaves what it had to its member for as long as the group says.
 func TestWhatAMemberHadWaitsForItsReturn(t *testing.T) {
-	d := newDesk(t, func(s *lbv1alpha1.WatchGroupSpec) { s.ReturnGrace = &metav1.Duration{Duration: 30 * time.Second} })
+	d := newDesk(t, func(s *lbv1alpha1.WatchGroupSpec) {
+		slowLease(s)
+		s.ReturnGrace = &metav1.Duration{Duration: 30 * time.Second}
+	})
 	d.holds("a", "a1", nil)
 	d.holds("b", "b1", nil)
 	d.settles("a", "b")
@@ -223,11 +235,7 @@ func TestWhatAMemberHadWaitsForItsReturn(t *testing.T) {
 	d.settles("a", "b")
 
 	d.holds("b", "", nil)
-	d.looks()
-	result, err := d.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(d.group)})
-	if err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > 30*time.Second {
-		t.Errorf("it looks again in %s (%v), want at the end of the grace at the latest", result.RequeueAfter, err)
-	}
+	d.looksAgainWithin(30 * time.Second)
 	d.now += 31 * time.Second
 	d.holds("a", "a1", nil)
 	d.looks()
@@ -278,15 +286,17 @@ func TestAnEventualHandoffIsOneStep(t *testing.T) {
 
 // A new coordinator takes nobody for a newcomer who owns something already.
 func TestOnlyNewcomersAreNew(t *testing.T) {
-	d := newDesk(t, func(s *lbv1alpha1.WatchGroupSpec) { s.NewcomerGrace = &metav1.Duration{Duration: time.Hour} })
+	d := newDesk(t, func(s *lbv1alpha1.WatchGroupSpec) {
+		slowLease(s)
+		s.NewcomerGrace = &metav1.Duration{Duration: 30 * time.Second}
+	})
 	d.holds("a", "a1", nil)
 	d.looks()
 	d.holds("b", "b1", nil)
 	d.settles("a", "b")
 	d.own("b is new", map[string]int{"a": 100, "b": 0})
-	d.now += 2 * time.Hour
-	d.holds("a", "a1", nil)
-	d.holds("b", "b1", nil)
+	d.looksAgainWithin(30 * time.Second)
+	d.now += 30 * time.Second
 	d.settles("a", "b")
 	d.own("b is new no more", map[string]int{"a": 50, "b": 50})
 	d.restart()
@@ -394,7 +404,17 @@ func TestOnlyMembersLeasesAreMembers(t *testing.T) {
 	if err := d.c.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	d.looks()
+	for range 3 {
+		d.now += leaseDuration(d.group) - time.Millisecond
+		if err := d.c.Get(t.Context(), d.key("a"), lease); err != nil {
+			t.Fatal(err)
+		}
+		lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
+		if err := d.c.Update(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+		d.looks()
+	}
 	d.own("a goes on", map[string]int{"a": 100})
 }
 
