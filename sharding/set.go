@@ -39,7 +39,8 @@ func Span(first VirtualNode, n int) Set {
 	return Set{{first, first + VirtualNode(n) - 1}}
 }
 
-// ParseSet reads what Set.String wrote: "0-4,7". The empty string is the empty set. Ranges may come in any order.
+// ParseSet reads what Set.String wrote: "0-4,7". The empty string is the empty set. Ranges may come in any order. A number
+// that no group has is an error: whoever goes through the set would never come to its end.
 func ParseSet(s string) (Set, error) {
 	if s == "" {
 		return nil, nil
@@ -60,6 +61,9 @@ func ParseSet(s string) (Set, error) {
 		}
 		if from < 0 || to < from {
 			return nil, fmt.Errorf("set of Virtual Nodes %q: %q does not ascend from 0", s, part)
+		}
+		if to >= MaxVirtualNodes {
+			return nil, fmt.Errorf("set of Virtual Nodes %q: %q goes beyond %d", s, part, MaxVirtualNodes-1)
 		}
 		ranges = append(ranges, Range{VirtualNode(from), VirtualNode(to)})
 	}

@@ -61,7 +61,7 @@ func TestSetsBehaveAsSets(t *testing.T) {
 }
 
 func TestParseSetRefusesWhatIsNoSet(t *testing.T) {
-	for _, s := range []string{"x", "1-", "-1", "3-2", "1,,2", "1-2-3", "99999999999"} {
+	for _, s := range []string{"x", "1-", "-1", "3-2", "1,,2", "1-2-3", "99999999999", "100000", "0-2147483647"} {
 		if set, err := ParseSet(s); err == nil {
 			t.Errorf("ParseSet(%q) = %v, want an error that names the value", s, set)
 		}

@@ -51,7 +51,7 @@ func (e *member) listFailed(s *stream, err error) {
 	stopped := s.ctx.Err() != nil // a later list has taken over
 	e.m.ListFailed(s.fetch)
 	if !stopped {
-		e.log.V(1).Info("list failed", "resource", s.kind.resource, "error", err.Error())
+		e.retries(err, "list failed", "resource", s.kind.resource)
 		e.rec(history.Record{Kind: history.Lost, Resource: s.kind.resource, VNs: s.left})
 		s.stop()
 		s.kind.backoff.Step()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/sharding"
 	"github.com/drover-sh/drover/sharding/history"
 )
@@ -541,5 +543,29 @@ func TestMissingGroupIsNamed(t *testing.T) {
 	_, err := g.NewCache(rest.CopyConfig(apiServer), cache.Options{Scheme: testScheme()})
 	if err == nil || !strings.Contains(err.Error(), "read WatchGroup default/none") {
 		t.Errorf("%v: does not name the group", err)
+	}
+}
+
+// What only somebody else can mend is said aloud: a member without rights is silent otherwise, and never ready.
+func TestAMissingRightIsLogged(t *testing.T) {
+	forbidden := apierrors.NewForbidden(lbv1alpha1.GroupVersion.WithResource("virtualnodeslices").GroupResource(), "g.a",
+		errors.New("cannot update resource"))
+	for name, tc := range map[string]struct {
+		err   error
+		aloud bool
+	}{
+		"a missing right":         {forbidden, true},
+		"no credentials":          {apierrors.NewUnauthorized("no token"), true},
+		"an invalid object":       {apierrors.NewInvalid(lbv1alpha1.GroupVersion.WithKind("VirtualNodeSlice").GroupKind(), "g.a", nil), true},
+		"what passes":             {apierrors.NewServiceUnavailable("starting"), false},
+		"what somebody else does": {apierrors.NewConflict(lbv1alpha1.GroupVersion.WithResource("leases").GroupResource(), "g.a", nil), false},
+		"no answer":               {errors.New("connection refused"), false},
+	} {
+		var lines []string
+		e := &member{log: funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})}
+		e.retries(tc.err, "status not written", "resource", "parents")
+		if aloud := len(lines) == 1 && strings.Contains(lines[0], `"resource"="parents"`); aloud != tc.aloud {
+			t.Errorf("%s: said %q, want aloud %t", name, lines, tc.aloud)
+		}
 	}
 }

@@ -76,7 +76,7 @@ func (k *leaseKeeper) acquire(ctx context.Context) bool {
 	lease, err := k.read(ctx)
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
-		e.log.V(1).Info("lease not read", "error", err.Error())
+		e.retries(err, "lease not read")
 		return false
 	}
 	session := e.session()
@@ -103,7 +103,7 @@ func (k *leaseKeeper) acquire(ctx context.Context) bool {
 		err = k.client.Update(ctx, lease)
 	}
 	if err != nil {
-		e.log.V(1).Info("lease not acquired", "error", err.Error())
+		e.retries(err, "lease not acquired")
 		k.end("lease not acquired")
 		return false
 	}
@@ -130,7 +130,7 @@ func (k *leaseKeeper) fill(lease *coordinationv1.Lease, session string) {
 			(*m)[key] = value
 		}
 	}
-	set(&lease.Labels, lbv1alpha1.LabelWatchGroup, k.options.WatchGroup)
+	k.label(lease)
 	set(&lease.Annotations, lbv1alpha1.AnnotationPodName, k.options.Pod.Name)
 	set(&lease.Annotations, lbv1alpha1.AnnotationPodUID, k.options.Pod.UID)
 	set(&lease.Annotations, lbv1alpha1.AnnotationContainer, k.options.Pod.Container)
@@ -145,6 +145,14 @@ func (k *leaseKeeper) fill(lease *coordinationv1.Lease, session string) {
 	lease.Spec.LeaseTransitions = ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
 }
 
+// label puts the label back, if somebody has taken it away: the coordinator would not know the member by its Lease.
+func (k *leaseKeeper) label(lease *coordinationv1.Lease) {
+	if lease.Labels == nil {
+		lease.Labels = make(map[string]string, 1)
+	}
+	lease.Labels[lbv1alpha1.LabelWatchGroup] = k.options.WatchGroup
+}
+
 func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 	e, session := k.member, ptr.Deref(k.lease.Spec.HolderIdentity, "")
 	if e.session() != session || e.revoked() {
@@ -154,6 +162,7 @@ func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 	next := k.lease.DeepCopy()
 	now := metav1.NowMicro()
 	next.Spec.RenewTime = &now
+	k.label(next)
 	sentAt := e.clock()
 	err := k.client.Update(ctx, next)
 	switch {
@@ -176,7 +185,7 @@ func (k *leaseKeeper) renew(ctx context.Context) (again bool) {
 		k.end("the lease is gone")
 		return true
 	default:
-		e.log.V(1).Info("lease not renewed", "error", err.Error())
+		e.retries(err, "lease not renewed")
 		return false
 	}
 }

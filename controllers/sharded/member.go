@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -252,6 +253,16 @@ func (e *member) pump() {
 	e.metrics.observe(e)
 	close(e.changed)
 	e.changed = make(chan struct{})
+}
+
+// retries tells of a request that has failed and is going to be made again: in passing, unless it takes somebody to mend
+// what is wrong, a right that is missing or an object that is not valid.
+func (e *member) retries(err error, what string, more ...any) {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) {
+		e.log.Error(err, what, more...)
+		return
+	}
+	e.log.V(1).Info(what, append(more, "error", err.Error())...)
 }
 
 func wake(ch chan struct{}) {

@@ -248,7 +248,7 @@ func (g *Group) publish(ctx context.Context) {
 		}
 		cancel()
 		if err != nil {
-			g.log.V(1).Info("status not written", "error", err.Error())
+			g.member.retries(err, "status not written")
 			sleep(ctx, backoff.Step())
 			wake(g.member.publish)
 			continue

@@ -188,7 +188,7 @@ func (s *stream) follow() {
 			s.member.lost(s)
 			return
 		case err != nil:
-			s.member.log.V(1).Info("watch failed", "resource", s.kind.resource, "error", err.Error())
+			s.member.retries(err, "watch failed", "resource", s.kind.resource)
 		}
 		sleep(s.ctx, backoff.Step())
 	}

@@ -19,6 +19,13 @@ func memberOf(group, name string) (string, bool) {
 	return member, ok && member != ""
 }
 
+// isMembers reports whether a Lease with the name of a member's is one: it carries the group's label, and what it says fits
+// into a slice. One that does not is nobody's, so that the API server's refusal of its slice stops nobody else.
+func isMembers(lease *coordinationv1.Lease, group, member string) bool {
+	return lease.Labels[lbv1alpha1.LabelWatchGroup] == group && len(member) <= lbv1alpha1.MaxMemberLength &&
+		len(holder(lease)) <= lbv1alpha1.MaxSessionLength
+}
+
 // groupOf returns the group that a Lease or slice of that name belongs to. A group's name holds no dot.
 func groupOf(name string) string {
 	group, _, ok := strings.Cut(name, ".")

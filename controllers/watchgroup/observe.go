@@ -105,17 +105,21 @@ func (e *sliceError) Unwrap() error { return e.error }
 // show the session that the slice speaks to. A cache that still shows a session which has ended does no harm: its successor
 // acts on nothing that its slice says before it is spoken to.
 //
-// The Lease of a member that is still in a slice may be gone, because somebody has deleted it: nobody knows how long the
-// member goes on, so it is waited for as for an expiry.
+// The name alone makes none a member: leader elections have Leases, too, and like to call them "name.example.com". Whoever
+// has a slice is one, whatever has become of the label. The Lease of a member that is still in a slice may be gone, because
+// somebody has deleted it: nobody knows how long the member goes on, so it is waited for as for an expiry.
 func (r *Reconciler) readLeases(ctx context.Context, group *lbv1alpha1.WatchGroup, t *tracker, v *view) error {
 	var list coordinationv1.LeaseList
 	if err := r.Client.List(ctx, &list, client.InNamespace(group.Namespace)); err != nil {
 		return fmt.Errorf("listing the Leases of %s/%s: %w", group.Namespace, group.Name, err)
 	}
 	for i := range list.Items {
-		if member, ok := memberOf(group.Name, list.Items[i].Name); ok {
-			v.leases[member] = &list.Items[i]
+		lease := &list.Items[i]
+		member, ok := memberOf(group.Name, lease.Name)
+		if !ok || v.slices[member] == nil && !isMembers(lease, group.Name, member) {
+			continue
 		}
+		v.leases[member] = lease
 	}
 	if err := r.readLeasesAnew(ctx, group, t, v); err != nil {
 		return err
@@ -268,7 +272,13 @@ func (r *Reconciler) bury(ctx context.Context, group *lbv1alpha1.WatchGroup, v *
 		Labels: map[string]string{lbv1alpha1.LabelWatchGroup: group.Name},
 	}}
 	lease.Spec.HolderIdentity = ptr.To("")
-	if err := r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, lease) }); err != nil {
+	err := r.write(ctx, func(ctx context.Context) error { return r.Client.Create(ctx, lease) })
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		// Nobody gets a Lease there any more, and without one the member finds its session over as well. Waiting for it
+		// would keep the slices, and with them the namespace, for ever.
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("closing the session of %s, whose Lease has disappeared: %w", member, err)
 	}
 	v.leases[member] = lease

@@ -1,8 +1,8 @@
 package v1alpha1
 
 const (
-	// LabelWatchGroup names the WatchGroup on the slices and Leases of its members. It is for people and their
-	// selectors; nothing is decided by it.
+	// LabelWatchGroup names the WatchGroup on the slices, Leases and Pods of its members. A Lease without it is no
+	// member's unless it has a slice already; a slice is its group's by its spec.
 	LabelWatchGroup = "loadbalance.k8s.io/watch-group"
 
 	// AnnotationPodName says on a member's Lease in which Pod the session runs that holds it, so that the coordinator can
