@@ -171,9 +171,9 @@ func (p *People) Picture(pic Picture) {
 	if !p.live {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if now := pic.line(); now != p.change && !pic.Passing {
+		if now := pic.state(); now != p.change && !pic.Passing {
 			p.change = now
-			fmt.Fprintln(p.out, now)
+			fmt.Fprintln(p.out, pic.line())
 		}
 		return
 	}
