@@ -34,7 +34,7 @@ func Resync() Story {
 			members := []string{"member-a", "member-b", "member-c"}
 			for _, name := range members {
 				c.StartMember(name, "--workers=1", "--work="+work.String(),
-					"--resync-period="+when.Period.String(), "--resync-slice="+when.Slice.String())
+					"--resync-period="+when.Period.String(), "--resync-slice="+when.Slice.String(), "--resync-tick=100ms")
 			}
 			c.live()
 			c.AwaitSettled(members...)

@@ -177,7 +177,8 @@ func grantedTo(t *testing.T, name string, clusterRoles []rbacv1.ClusterRole, rol
 	return granted
 }
 
-// readAudit returns what each ServiceAccount of the manifests has done so far, and what it was refused.
+// readAudit returns what each ServiceAccount of the manifests, and of the members in stories, has done so far, and what it was
+// refused.
 func readAudit(t *testing.T) (used map[string][]right, refused []string) {
 	t.Helper()
 	file, err := os.Open(auditLog())
@@ -199,8 +200,9 @@ func readAudit(t *testing.T) (used map[string][]right, refused []string) {
 		if err := json.Unmarshal(line, &event); err != nil {
 			t.Fatalf("audit log: %v", err)
 		}
-		user, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+system+":")
-		if !ours || event.ObjectRef == nil {
+		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:")
+		namespace, user, _ := strings.Cut(account, ":")
+		if !ours || event.ObjectRef == nil || namespace != system && !strings.HasPrefix(namespace, "story-") {
 			continue
 		}
 		ref := event.ObjectRef
