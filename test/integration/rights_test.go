@@ -36,6 +36,12 @@ var unusedButNeeded = map[string]string{
 	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
 	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
 	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
+	"drover-coordinator: patch events.events.k8s.io":          "an event that comes again is counted up",
+	"drover-coordinator: patch events in fleet-system":        "an event that comes again is counted up",
+	"drover-coordinator: create leases.coordination.k8s.io": "a Lease that somebody has deleted by hand is made again, so that " +
+		"its member is waited for",
+	"parentchild-controller: update parents/finalizers.parentchild.drover.sh": "asked for, where owners are protected, when a " +
+		"Child is made that blocks the deletion of its Parent; the audit log does not show it",
 	"drover-manager: patch upcomingnodes.fleet.lucy.sh in fleet-system": "a machine whose labels or resources turn out " +
 		"to be others than those announced",
 }
@@ -74,6 +80,9 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 		}
 		uses := slices.DeleteFunc(slices.Clone(used), func(u right) bool { return !g.covers(u) })
 		elsewhere := slices.ContainsFunc(uses, func(u right) bool { return u.namespace != system })
+		if g.namespace == "" && !elsewhere && !slices.ContainsFunc(uses, func(u right) bool { return !narrower(granted, u) }) {
+			uses = nil // a Role allows all of it already
+		}
 		switch {
 		case len(uses) == 0 && !excused:
 			t.Errorf("nothing uses %q", g)
@@ -91,6 +100,11 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 		slices.Sort(lines)
 		t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
 	}
+}
+
+// narrower says whether one of the rights that hold in one namespace only allows the use.
+func narrower(granted []right, use right) bool {
+	return slices.ContainsFunc(granted, func(g right) bool { return g.namespace != "" && g.covers(use) })
 }
 
 // The roles are narrow where it matters: nobody reads Secrets, uses wildcards, or changes rights.
