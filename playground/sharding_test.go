@@ -181,8 +181,8 @@ func TestAPictureForATerminalAndALineForAPipe(t *testing.T) {
 	}
 }
 
-// On a pipe there is a line for each change of what is owned, and none for what is on its way; on a terminal all of it is drawn
-// in one place, below what stays.
+// On a pipe there is a line for each change of what is owned, and none for what is on its way; on a terminal all of it is
+// drawn in one place, below what stays.
 func TestPicturesOfPeople(t *testing.T) {
 	show := func(p *People) {
 		a := Picture{Whole: 10, Bars: []Bar{{Name: "a", Value: 10}}}
