@@ -36,14 +36,23 @@ var unusedButNeeded = map[string]string{
 	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
 	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
 	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
-	"drover-coordinator: patch events.events.k8s.io":          "an event that comes again is counted up",
-	"drover-coordinator: patch events in fleet-system":        "an event that comes again is counted up",
 	"drover-coordinator: create leases.coordination.k8s.io": "a Lease that somebody has deleted by hand is made again, so that " +
 		"its member is waited for",
 	"parentchild-controller: update parents/finalizers.parentchild.drover.sh": "asked for, where owners are protected, when a " +
 		"Child is made that blocks the deletion of its Parent; the audit log does not show it",
 	"drover-manager: patch upcomingnodes.fleet.lucy.sh in fleet-system": "a machine whose labels or resources turn out " +
 		"to be others than those announced",
+}
+
+// usedByChance are rights that stories use or do not use, as things happen to coincide, each with the reason why the role
+// has it.
+var usedByChance = map[string]string{
+	"drover-watchgroup-member: get virtualnodeslices.loadbalance.k8s.io": "a slice is read again when coordinator and member have " +
+		"written it at once",
+	"parentchild-controller: get parents.parentchild.drover.sh": "a Parent that the cache does not show is looked up before it counts " +
+		"as deleted",
+	"drover-coordinator: patch events.events.k8s.io":   "an event that comes again is counted up",
+	"drover-coordinator: patch events in fleet-system": "an event that comes again is counted up",
 }
 
 // TestRBAC plays a story that touches everything once, and then holds what the ServiceAccounts did, by the API server's own
@@ -84,6 +93,7 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 			uses = nil // a Role allows all of it already
 		}
 		switch {
+		case usedByChance[key] != "":
 		case len(uses) == 0 && !excused:
 			t.Errorf("nothing uses %q", g)
 		case len(uses) > 0 && excused:
