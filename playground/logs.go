@@ -11,6 +11,9 @@ import (
 // with it, that is a copy which stays.
 func (p *Playground) keepLogs(story string) string {
 	if p.entry == nil {
+		if _, err := os.Stat(p.storyDir(story)); err == nil {
+			return p.dir // it has logs of its own, beside the others
+		}
 		return p.LogDir()
 	}
 	kept, err := os.MkdirTemp("", "drover-playground-logs-"+filepath.Base(story)+"-")
@@ -20,6 +23,8 @@ func (p *Playground) keepLogs(story string) string {
 	for _, pattern := range []string{
 		filepath.Join(p.LogDir(), "*.log"), filepath.Join(p.dir, "control-plane", "logs", "*.log"), filepath.Join(p.dir, "*.yaml"),
 		filepath.Join(p.kueueDir(), "logs", "*.log"), filepath.Join(p.kueueDir(), "*.yaml"),
+		filepath.Join(p.storyDir(story), "logs", "*.log"), filepath.Join(p.storyDir(story), "*.yaml"),
+		filepath.Join(p.storyDir(story), "*.jsonl"),
 	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

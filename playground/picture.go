@@ -40,7 +40,7 @@ func (p Picture) rows(width int, paint func(code, text string) string) []string 
 		names = max(names, len(b.Name))
 	}
 	// Besides the bar there is room for a value and a note.
-	length := max(min(width-len(pictureIndent)-names-30, longestBar), shortBar)
+	length := max(min(width-len(pictureIndent)-names-30, longestBar), 8)
 	var rows []string
 	for _, b := range p.Bars {
 		full := p.blocks(b.Value, length)

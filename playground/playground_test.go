@@ -276,7 +276,7 @@ training  title
 
 func TestStoriesAreFoundByName(t *testing.T) {
 	for _, name := range []string{"training", "stockout", "withdrawal", "scale-from-zero", "taints", "config-failure",
-		"kueue-hint", "kueue-provision", "kueue-tas", "kueue-stockout"} {
+		"kueue-hint", "kueue-provision", "kueue-tas", "kueue-stockout", "sharding", "resync"} {
 		if found, err := FindStories(name); err != nil || len(found) != 1 || found[0].Name != name {
 			t.Errorf("story %q: %v, %v", name, found, err)
 		}

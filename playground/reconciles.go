@@ -94,12 +94,14 @@ func (r *reconciles) round(keys []string, start time.Time) round {
 		next := r.due(key, start.Add(r.when.Period))
 		count := 0
 		for _, at := range times[key] {
-			if !at.Before(due) && at.Before(next) {
-				if count++; count == 1 {
-					found.done[slice]++
-					found.late[slice] = max(found.late[slice], at.Sub(due))
-					first[key] = slice
-				}
+			// One that is so late that it is due again is reconciled once for both.
+			if inTime := at.Before(next); at.Before(due) || !inTime && (count > 0 || !at.Before(next.Add(r.when.Slice))) {
+				continue
+			}
+			if count++; count == 1 {
+				found.done[slice]++
+				found.late[slice] = max(found.late[slice], at.Sub(due))
+				first[key] = slice
 			}
 		}
 		if count > 1 {
@@ -115,17 +117,21 @@ func (r *reconciles) round(keys []string, start time.Time) round {
 
 // disorder names a key that a member began before one of an earlier slice.
 func (r *reconciles) disorder(sliceOf map[string]int, start time.Time) string {
-	at := map[string]reconcile{} // by member: the last one
+	type turn struct {
+		key   string
+		slice int
+	}
+	last := map[string]turn{} // by member
 	for _, x := range r.all {
 		slice, ok := sliceOf[x.key]
 		if !ok || r.origin.Add(x.at).Before(r.due(x.key, start)) {
 			continue
 		}
-		if last, ok := at[x.member]; ok && sliceOf[last.key] > slice {
-			return fmt.Sprintf("%s, of slice %d, before %s, of slice %d", last.key, sliceOf[last.key]+1, x.key, slice+1)
+		if before, ok := last[x.member]; ok && before.slice > slice {
+			return fmt.Sprintf("%s, of slice %d, before %s, of slice %d", before.key, before.slice+1, x.key, slice+1)
 		}
-		at[x.member] = x
-		delete(sliceOf, x.key)
+		last[x.member] = turn{x.key, slice}
+		delete(sliceOf, x.key) // each counts once
 	}
 	return ""
 }

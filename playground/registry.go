@@ -130,8 +130,12 @@ func cleanStale(registry string) error {
 		if err != nil || !held {
 			continue
 		}
-		err = errors.Join(process.End(dir), process.End(filepath.Join(dir, "kueue")),
-			process.End(filepath.Join(dir, "control-plane")), os.RemoveAll(dir))
+		ended := []error{process.End(dir)}
+		groups, _ := filepath.Glob(filepath.Join(dir, "story-*"))
+		for _, group := range append(groups, filepath.Join(dir, "kueue"), filepath.Join(dir, "control-plane")) {
+			ended = append(ended, process.End(group))
+		}
+		err = errors.Join(append(ended, os.RemoveAll(dir))...)
 		lock.Close()
 		if err != nil {
 			return fmt.Errorf("cleaning up after a playground that crashed: %w", err)

@@ -433,8 +433,8 @@ func newSampleObject(kind, name string) *unstructured.Unstructured {
 	return u
 }
 
-// revocations reads from the coordinator's metrics how many members it has taken for stopped that did not say so. They are served
-// as in a cluster, to those alone who may read metrics.
+// revocations reads from the coordinator's metrics how many members it has taken for stopped that did not say so. They are
+// served as in a cluster, to those alone who may read metrics.
 func (c *sample) revocations() (n int) {
 	if c.s.err != nil {
 		return 0

@@ -34,7 +34,7 @@ func Resync() Story {
 			members := []string{"member-a", "member-b", "member-c"}
 			for _, name := range members {
 				c.StartMember(name, "--workers=1", "--work="+work.String(),
-					"--resync-period="+when.Period.String(), "--resync-slice="+when.Slice.String())
+					"--resync-period="+when.Period.String(), "--resync-slice="+when.Slice.String(), "--resync-tick=100ms")
 			}
 			c.live()
 			c.AwaitSettled(members...)
@@ -107,7 +107,8 @@ func (c *sample) keys() (keys []string) {
 	return keys
 }
 
-// awaitVisited waits until each Parent was last reconciled by the member that has it: nothing is left of a start or takeover.
+// awaitVisited waits until each Parent was last reconciled by the member that has it: nothing is left of a start or a
+// takeover.
 func (c *sample) awaitVisited(r *reconciles) {
 	o := c.s.recorder.shares
 	c.s.Await("each Parent has been visited by its owner", func(*World) (bool, string) {
@@ -125,8 +126,8 @@ func (c *sample) awaitVisited(r *reconciles) {
 	})
 }
 
-// awaitRound waits for the next whole period, and until everything that was due in it is done. It returns how many Parents the
-// slices have, at least and at most.
+// awaitRound waits for the next whole period, and until everything that was due in it is done. It returns how many Parents
+// the slices have, at least and at most.
 func (c *sample) awaitRound(r *reconciles, draw bool) (fewest, most int) {
 	s := c.s
 	// What was left when the last one was visited is over by then.

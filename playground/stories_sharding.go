@@ -227,7 +227,8 @@ func (c *sample) traffic(first, last int) (stop func() error) {
 	}
 }
 
-// rollingUpdate replaces each member by a new one, as a Deployment does: the new one comes up, then the old one is asked to end.
+// rollingUpdate replaces each member by a new one, as a Deployment does: the new one comes up, then the old one is asked to
+// end.
 func (c *sample) rollingUpdate() {
 	s, o := c.s, c.s.recorder.shares
 	c.sinceNow()

@@ -60,8 +60,8 @@ type Result struct {
 	// NodesLaunched and NodesReclaimed count nodes that came, and that came and went.
 	NodesLaunched  int `json:"nodesLaunched"`
 	NodesReclaimed int `json:"nodesReclaimed"`
-	// Objects are the Parents and Children, VirtualNodes those of their WatchGroup, Moves how often one of those came to another
-	// member, and Reconciles how many were counted; only in stories about sharding.
+	// Objects are the Parents and Children, VirtualNodes those of their WatchGroup, Moves how often one of those came to
+	// another member, and Reconciles how many were counted; only in stories about sharding.
 	Objects      int `json:"objects,omitempty"`
 	VirtualNodes int `json:"virtualNodes,omitempty"`
 	Moves        int `json:"moves,omitempty"`

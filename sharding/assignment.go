@@ -150,8 +150,8 @@ func (t *table) share(sharing []int, units int) {
 	}
 }
 
-// level takes nothing from anybody and hands every free unit to the member that has least for its weight; among equals to the
-// one that had least before: in a rolling update the others may be about to be replaced, too.
+// level takes nothing from anybody and hands every free unit to the member that has least for its weight; among equals to
+// the one that had least before: in a rolling update the others may be about to be replaced, too.
 func (t *table) level(sharing []int) {
 	h := &leastFirst{table: t, members: slices.Clone(sharing)}
 	heap.Init(h)

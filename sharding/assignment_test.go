@@ -199,8 +199,8 @@ func TestNewcomerReplacesLeaver(t *testing.T) {
 	}
 }
 
-// All members are replaced, one after the other, and each Virtual Node moves once, also where shares are not all equal: what is
-// left over by rounding goes to the newcomer, and not to one that will be replaced itself.
+// All members are replaced, one after the other, and each Virtual Node moves once, also where shares are not all equal: what
+// is left over by rounding goes to the newcomer, and not to one that will be replaced itself.
 func TestRollingUpdateMovesEachVirtualNodeOnce(t *testing.T) {
 	for _, tc := range []struct {
 		v, members, unit int

@@ -19,8 +19,8 @@ import (
 	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 )
 
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=drover-watchgroup,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingadmissionpolicies,resourceNames=drover-watchgroup-label,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=mutatingwebhookconfigurations,resourceNames=drover-watchgroup,verbs=list;watch;patch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingadmissionpolicies,resourceNames=drover-watchgroup-label,verbs=list;watch;patch
 
 const (
 	// WebhookConfigurationName is the MutatingWebhookConfiguration whose rules follow the groups.

@@ -21,7 +21,7 @@ import (
 	"github.com/drover-sh/drover/sharding/wire"
 )
 
-// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=watchgroups/status,verbs=patch
 // +kubebuilder:rbac:groups=loadbalance.k8s.io,resources=virtualnodeslices,verbs=create;delete;list;update;watch
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=create;delete;get;list;update;watch

@@ -36,8 +36,23 @@ var unusedButNeeded = map[string]string{
 	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
 	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
 	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
+	"drover-coordinator: create leases.coordination.k8s.io": "a Lease that somebody has deleted by hand is made again, so that " +
+		"its member is waited for",
+	"parentchild-controller: update parents/finalizers.parentchild.drover.sh": "asked for, where owners are protected, when a " +
+		"Child is made that blocks the deletion of its Parent; the audit log does not show it",
 	"drover-manager: patch upcomingnodes.fleet.lucy.sh in fleet-system": "a machine whose labels or resources turn out " +
 		"to be others than those announced",
+}
+
+// usedByChance are rights that stories use or do not use, as things happen to coincide, each with the reason why the role
+// has it.
+var usedByChance = map[string]string{
+	"drover-watchgroup-member: get virtualnodeslices.loadbalance.k8s.io": "a slice is read again when coordinator and member have " +
+		"written it at once",
+	"parentchild-controller: get parents.parentchild.drover.sh": "a Parent that the cache does not show is looked up before it counts " +
+		"as deleted",
+	"drover-coordinator: patch events.events.k8s.io":   "an event that comes again is counted up",
+	"drover-coordinator: patch events in fleet-system": "an event that comes again is counted up",
 }
 
 // TestRBAC plays a story that touches everything once, and then holds what the ServiceAccounts did, by the API server's own
@@ -74,7 +89,11 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 		}
 		uses := slices.DeleteFunc(slices.Clone(used), func(u right) bool { return !g.covers(u) })
 		elsewhere := slices.ContainsFunc(uses, func(u right) bool { return u.namespace != system })
+		if g.namespace == "" && !elsewhere && !slices.ContainsFunc(uses, func(u right) bool { return !narrower(granted, u) }) {
+			uses = nil // a Role allows all of it already
+		}
 		switch {
+		case usedByChance[key] != "":
 		case len(uses) == 0 && !excused:
 			t.Errorf("nothing uses %q", g)
 		case len(uses) > 0 && excused:
@@ -91,6 +110,11 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 		slices.Sort(lines)
 		t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
 	}
+}
+
+// narrower says whether one of the rights that hold in one namespace only allows the use.
+func narrower(granted []right, use right) bool {
+	return slices.ContainsFunc(granted, func(g right) bool { return g.namespace != "" && g.covers(use) })
 }
 
 // The roles are narrow where it matters: nobody reads Secrets, uses wildcards, or changes rights.
@@ -177,7 +201,8 @@ func grantedTo(t *testing.T, name string, clusterRoles []rbacv1.ClusterRole, rol
 	return granted
 }
 
-// readAudit returns what each ServiceAccount of the manifests has done so far, and what it was refused.
+// readAudit returns what each ServiceAccount of the manifests, and of the members in stories, has done so far, and what it was
+// refused.
 func readAudit(t *testing.T) (used map[string][]right, refused []string) {
 	t.Helper()
 	file, err := os.Open(auditLog())
@@ -199,8 +224,9 @@ func readAudit(t *testing.T) (used map[string][]right, refused []string) {
 		if err := json.Unmarshal(line, &event); err != nil {
 			t.Fatalf("audit log: %v", err)
 		}
-		user, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:"+system+":")
-		if !ours || event.ObjectRef == nil {
+		account, ours := strings.CutPrefix(event.User.Username, "system:serviceaccount:")
+		namespace, user, _ := strings.Cut(account, ":")
+		if !ours || event.ObjectRef == nil || namespace != system && !strings.HasPrefix(namespace, "story-") {
 			continue
 		}
 		ref := event.ObjectRef

@@ -204,18 +204,28 @@ func kubectlWithInput(ctx context.Context, input string, args ...string) (string
 var programs = func() map[string]func() (string, error) {
 	builds := map[string]func() (string, error){}
 	for _, name := range []string{"scheduler", "manager", "autoscaler", "coordinator"} {
-		builds[name] = sync.OnceValues(func() (string, error) {
-			path := filepath.Join(env.root, "bin", "drover-"+name)
-			build := exec.Command("go", "build", "-o", path, "./cmd/"+name)
-			build.Dir = env.root
-			if out, err := build.CombinedOutput(); err != nil {
-				return "", fmt.Errorf("building cmd/%s: %w\n%s", name, err, out)
-			}
-			return path, nil
-		})
+		builds[name] = sync.OnceValues(func() (string, error) { return buildProgram("drover-"+name, "./cmd/"+name) })
 	}
 	return builds
 }()
+
+func buildProgram(name, pkg string) (string, error) {
+	path := filepath.Join(env.root, "bin", name)
+	build := exec.Command("go", "build", "-o", path, pkg)
+	build.Dir = env.root
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+	}
+	return path, nil
+}
+
+// sample builds the sample controller.
+func sample(t *testing.T) {
+	t.Helper()
+	if _, err := buildProgram("parentchild", "./examples/parentchild"); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func program(t *testing.T, name string) string {
 	t.Helper()

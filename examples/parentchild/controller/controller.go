@@ -23,7 +23,8 @@ import (
 	v1alpha1 "github.com/drover-sh/drover/examples/parentchild/api/v1alpha1"
 )
 
-// +kubebuilder:rbac:groups=parentchild.drover.sh,resources=parents;gates,verbs=get;list;watch
+// +kubebuilder:rbac:groups=parentchild.drover.sh,resources=parents,verbs=get;list;watch
+// +kubebuilder:rbac:groups=parentchild.drover.sh,resources=gates,verbs=list;watch
 // +kubebuilder:rbac:groups=parentchild.drover.sh,resources=children,verbs=get;list;watch;create;patch
 // +kubebuilder:rbac:groups=parentchild.drover.sh,resources=parents/finalizers,verbs=update
 
