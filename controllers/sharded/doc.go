@@ -16,6 +16,8 @@
 //   - A write is refused with ErrFenced or ErrNotOwned once the member may not write any more. Writes need the context
 //     that Reconcile was called with.
 //
+// A controller whose objects are not to be labelled divides keys instead, by ByKey; Keys says what then differs.
+//
 // The package never assigns Virtual Nodes (controllers/watchgroup does), never writes the label of an object, and
 // never runs a controller's logic for deleted objects because an object went to another member.
 //

@@ -29,7 +29,7 @@ func TestSpecsAreValidatedByTheAPIServer(t *testing.T) {
 		{"spec.assignment", func(g *lbv1alpha1.WatchGroup) { g.Spec.Assignment = "Random" }},
 		{"spec.handoff", func(g *lbv1alpha1.WatchGroup) { g.Spec.Handoff = "Abrupt" }},
 		{"spec.optIn", func(g *lbv1alpha1.WatchGroup) { g.Spec.OptIn = "Some" }},
-		{"spec.resources", func(g *lbv1alpha1.WatchGroup) { g.Spec.Resources = nil }},
+		{"handoff", func(g *lbv1alpha1.WatchGroup) { g.Spec.Resources, g.Spec.Handoff = nil, lbv1alpha1.HandoffEventual }},
 		{"spec.resources[0].resource", func(g *lbv1alpha1.WatchGroup) { g.Spec.Resources[0].Resource = "pods/status" }},
 		{"spec.resources[1]", func(g *lbv1alpha1.WatchGroup) { g.Spec.Resources = append(g.Spec.Resources, g.Spec.Resources[0]) }},
 		{"spec.lease", func(g *lbv1alpha1.WatchGroup) { g.Spec.Lease.RenewDeadline = d(10 * time.Second) }},
@@ -64,6 +64,10 @@ func TestSpecsAreValidatedByTheAPIServer(t *testing.T) {
 	}
 	if fmt.Sprintf("%v", defaulted.Spec) != fmt.Sprintf("%v", want) {
 		t.Errorf("the API server fills in %+v, WithDefaults %+v", defaulted.Spec, want)
+	}
+	keys := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "keys"}}
+	if err := c.Create(t.Context(), keys); err != nil {
+		t.Errorf("a group whose members divide keys, without resources: %v", err)
 	}
 	slice := &lbv1alpha1.VirtualNodeSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "parents.b"},
 		Spec: lbv1alpha1.VirtualNodeSliceSpec{WatchGroup: "parents", Member: "a"}}

@@ -217,7 +217,7 @@ func TestMembersPromiseOnce(t *testing.T) {
 			f, members := newFleetOf(t, 10)
 			owner, turn := 0, sharded.Turn(1)
 			for step := range 60 {
-				what := ""
+				var what string
 				switch n := random.IntN(10); {
 				case n < 2:
 					what = "a workload comes"

@@ -247,6 +247,13 @@ func (f *fleet) configureScheduler() {
 // start runs a program and waits until it is ready.
 func (f *fleet) start(name string) {
 	f.t.Helper()
+	f.launch(name)
+	f.waitReady(name)
+}
+
+// launch runs a program and waits for nothing.
+func (f *fleet) launch(name string) {
+	f.t.Helper()
 	built, _, _ := strings.Cut(name, "-")
 	// A member of a WatchGroup is named like its pod.
 	p, err := f.group.Start(process.Spec{Name: name, Path: program(f.t, built), Args: f.args[name], Env: []string{"POD_NAME=" + name}})
@@ -254,9 +261,13 @@ func (f *fleet) start(name string) {
 		f.t.Fatal(err)
 	}
 	f.running[name] = p
+}
+
+func (f *fleet) waitReady(name string) {
+	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
 	defer cancel()
-	if err := p.WaitReady(ctx, f.ready[name]); err != nil {
+	if err := f.running[name].WaitReady(ctx, f.ready[name]); err != nil {
 		f.t.Fatalf("%v\n%s", err, dump())
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -245,10 +247,14 @@ func startSharded(t *testing.T, members ...string) *shardedFleet {
 		}
 	})
 	s.configureCoordinator()
-	s.fleet.start("coordinator")
 	for _, name := range members {
 		s.configure(name)
-		s.fleet.start(name) // ready: it is a member
+		s.fleet.launch(name)
+	}
+	s.unready(t, members[0])
+	s.fleet.start("coordinator")
+	for _, name := range members {
+		s.fleet.waitReady(name)
 	}
 	s.settled(t)
 	return s
@@ -307,6 +313,25 @@ func (s *shardedFleet) configure(member string) {
 	s.fleet.configureManager(member, func(c *configv1alpha1.ManagerConfiguration) {
 		c.Kueue.Enabled, c.Sharding.Enabled = true, true
 		c.Sharding.LeaveTimeout = of(5 * time.Second)
+	})
+}
+
+// unready waits until a replica says that it has nothing to do yet. The rest of it is up.
+func (s *shardedFleet) unready(t *testing.T, member string) {
+	t.Helper()
+	eventually(t, member+" waits for its share", func(ctx context.Context) (bool, string) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.fleet.ready[member], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false, err.Error()
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		return answer.StatusCode != http.StatusOK && strings.Contains(string(text), "[-]sharding") &&
+			strings.Contains(string(text), "[+]rollup"), fmt.Sprint(string(text), err)
 	})
 }
 
