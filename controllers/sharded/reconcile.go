@@ -42,6 +42,10 @@ func (g *guardedReconciler) Reconcile(ctx context.Context, req reconcile.Request
 	defer func() { j.end(forget) }() // also if the reconciler panics
 	result, err := g.inner.Reconcile(ctx, req)
 	forget = err == nil && result.IsZero()
+	if err != nil && g.kind.member.wasReplaced(j) {
+		ctrllog.FromContext(ctx).V(1).Info("request dropped", "reason", err.Error())
+		return reconcile.Result{}, nil
+	}
 	if err != nil && j.life.Err() != nil {
 		// The session has ended under it. The object is somebody's, and will be enqueued there.
 		ctrllog.FromContext(ctx).V(1).Info("reconcile ended with the session", "error", err.Error())
