@@ -13,7 +13,8 @@
 // (VirtualNodeOf); it never changes, so the Virtual Node stands on the object as a label that is written once. The
 // second level maps Virtual Nodes to members (Assignment); when members come and go only this level changes, and no
 // object is written. Balanced is the default, ConsistentHash the paper's ring. Buckets keep label selectors short
-// when V is large.
+// when V is large. HashRanges are another first level, which the API server computes by itself: then nothing stands on
+// the object.
 //
 // # How ownership moves
 //

@@ -86,6 +86,28 @@ func TestRangesMeetWithoutGapOrOverlap(t *testing.T) {
 	}
 }
 
+// The narrowest gaps are closed, and only as many as are too many.
+func TestTheNarrowestGapsAreClosed(t *testing.T) {
+	for _, tc := range []struct {
+		set  string
+		n    int
+		want string
+	}{
+		{"0,2,10,20-24,30", 9, "0,2,10,20-24,30"},
+		{"0,2,10,20-24,30", 4, "0-2,10,20-24,30"},
+		{"0,2,10,20-24,30", 3, "0-2,10,20-30"},
+		{"0,2,10,20-24,30", 1, "0-30"},
+	} {
+		set, err := ParseSet(tc.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := closeGaps(set, tc.n).String(); got != tc.want {
+			t.Errorf("%s in %d ranges: %s, want %s", tc.set, tc.n, got, tc.want)
+		}
+	}
+}
+
 // A hash that changed with a release would give objects away that are being worked on.
 func TestHashRangesNeverChange(t *testing.T) {
 	for value, want := range map[string]VirtualNode{
@@ -114,13 +136,13 @@ func TestShardSelectorsStayShort(t *testing.T) {
 			for vn := 0; vn < v; vn += 2 {
 				scattered = append(scattered, VirtualNode(vn))
 			}
-			text, _ := r.Selector(SetOf(scattered...))
-			if n := len(url.QueryEscape(text)); n > 6<<10 {
-				t.Errorf("V=%d by %s: the selector of every second Virtual Node takes %d bytes of URL", v, key, n)
+			text, selected := r.Selector(SetOf(scattered...))
+			if n := len(url.QueryEscape(text)); n > 6<<10 || len(selected) != maxRanges {
+				t.Errorf("V=%d by %s: the selector of every second Virtual Node has %d ranges and %d bytes", v, key, len(selected), n)
 			}
 			b := Balanced{Unit: BucketsFor(v, DefaultMaxBuckets).Size}
 			share := setsOf(b.Assign(make(Placement, v), serving(9)))["m004"]
-			text, selected := r.Selector(share)
+			text, selected = r.Selector(share)
 			if n := strings.Count(text, "shardRange"); n != 1 || !selected.Equal(share) {
 				t.Errorf("V=%d: the selector of one member of nine has %d ranges", v, n)
 			}

@@ -16,6 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/drover-sh/drover/sharding"
 )
 
 // A Builder builds a controller like controller-runtime's, and says what depends on what: the kind of For depends on the
@@ -28,6 +30,7 @@ type Builder struct {
 	root    client.Object
 	reads   []client.Object
 	keys    *Keys
+	owned   []client.Object // of reads
 	options controller.Options
 }
 
@@ -43,9 +46,10 @@ func (b *Builder) For(obj client.Object, opts ...builder.ForOption) *Builder {
 	return b
 }
 
-// Owns is builder.Builder.Owns.
+// Owns is builder.Builder.Owns. In a group whose Virtual Nodes go by UID there is nothing to own: what an object owns has
+// another UID, and is another member's.
 func (b *Builder) Owns(obj client.Object, opts ...builder.OwnsOption) *Builder {
-	b.reads = append(b.reads, obj)
+	b.reads, b.owned = append(b.reads, obj), append(b.owned, obj)
 	b.inner.Owns(obj, opts...)
 	return b
 }
@@ -141,6 +145,11 @@ func (b *Builder) shard() (*kind, error) {
 	root, err := c.kindOf(b.root)
 	if err != nil || root == nil {
 		return nil, err
+	}
+	if root.member.byUID && len(b.owned) > 0 {
+		return nil, fmt.Errorf("controller of %s: Owns(%T): WatchGroup %s has spec.shardKey %q, by which what an object owns is "+
+			"another member's: it needs %q, or labels", root.resource, b.owned[0], c.group.key, sharding.ShardByUID,
+			sharding.ShardByNamespace)
 	}
 	var reads []*kind
 	for _, obj := range b.reads {

@@ -26,7 +26,15 @@ var testDependencies = sharding.Dependencies{parents: {children}, children: nil}
 
 func TestCacheHoldsWhatIsOwnedOrIncoming(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		r := newRig(t, testV, rapid.SampledFrom([]int{1, 3}).Draw(t, "bucket size"))
+		var r *rig
+		switch selector := rapid.SampledFrom([]string{"labels", "buckets", "ranges", "ignored ranges"}).Draw(t, "selector"); selector {
+		case "labels":
+			r = newRig(t, testV, 1)
+		case "buckets":
+			r = newRig(t, testV, 3)
+		default:
+			r = newHashRig(t, testV, selector == "ranges")
+		}
 		defer r.m.stop()
 		names := []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"}
 		vnOf := func(name string) sharding.VirtualNode { return sharding.VirtualNodeOf(name, testV) }
@@ -81,7 +89,11 @@ func TestCacheHoldsWhatIsOwnedOrIncoming(t *testing.T) {
 				release()
 				r.take()
 			case 13:
-				r.script.endWatches(rapid.Bool().Draw(t, "gone"))
+				if rapid.Bool().Draw(t, "restart with the gate turned") {
+					r.script.become(rapid.Bool().Draw(t, "gate"))
+				} else {
+					r.script.endWatches(rapid.Bool().Draw(t, "gone"))
+				}
 			case 14:
 				switch rapid.IntRange(0, 2).Draw(t, "fault") {
 				case 0:

@@ -35,7 +35,9 @@ type write struct {
 	verb string
 	gvk  schema.GroupVersionKind
 	key  client.ObjectKey
-	vn   string // the label, "" if the caller does not have it
+	// vn is the object's Virtual Node, if placed; else the caller does not tell.
+	vn     sharding.VirtualNode
+	placed bool
 	// deletes is set if the watch tells the version, because the answer does not.
 	deletes bool
 	send    func(context.Context) error
@@ -90,20 +92,19 @@ func (c *guardedClient) do(ctx context.Context, w write) error {
 // Node, which then has to be this member's too.
 func (c *guardedClient) jobFor(j *job, k *kind, w write) (*job, func(), error) {
 	e := c.group.member
-	vn, err := sharding.ParseVirtualNode(w.vn, e.v)
-	if k == nil || (j != nil && (err != nil || vn == j.ticket.VN)) {
+	if k == nil || (j != nil && (!w.placed || w.vn == j.ticket.VN)) {
 		return j, func() {}, nil
 	}
-	if err != nil {
+	if !w.placed {
 		return nil, nil, fmt.Errorf("a write of a kind of the group needs the context of Reconcile, or an object with its "+
-			"label %s: %w", sharding.LabelVirtualNode, ErrNotOwned)
+			"%s: %w", e.mapping.needs(), ErrNotOwned)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.m == nil {
 		return nil, nil, errNotStarted
 	}
-	single, err := e.beginIn(k, vn)
+	single, err := e.beginIn(k, w.vn)
 	if err != nil {
 		e.metrics.fencedWrites.Inc()
 		return nil, nil, err
@@ -116,11 +117,18 @@ func (c *guardedClient) of(verb string, obj client.Object, send func(context.Con
 	if err != nil {
 		return write{}, err
 	}
-	return write{
-		verb: verb, gvk: gvk, key: client.ObjectKeyFromObject(obj),
-		vn: obj.GetLabels()[sharding.LabelVirtualNode], send: send,
+	w := write{
+		verb: verb, gvk: gvk, key: client.ObjectKeyFromObject(obj), send: send,
 		version: func() sharding.Version { return sharding.Version(obj.GetResourceVersion()) },
-	}, nil
+	}
+	w.place(c.group.member.mapping, obj)
+	return w, nil
+}
+
+// place finds out the Virtual Node of the object that is written.
+func (w *write) place(m mapping, obj client.Object) {
+	vn, err := m.of(obj)
+	w.vn, w.placed = vn, err == nil
 }
 
 func (c *guardedClient) doWith(ctx context.Context, verb string, obj client.Object, send func(context.Context) error) error {
@@ -143,11 +151,13 @@ func (c *guardedClient) Update(ctx context.Context, obj client.Object, opts ...c
 
 // Patch implements client.Client.
 func (c *guardedClient) Patch(ctx context.Context, obj client.Object, p client.Patch, opts ...client.PatchOption) error {
+	p = c.sameObject(ctx, obj, p)
 	return c.doWith(ctx, "patch", obj, func(ctx context.Context) error { return c.writer.Patch(ctx, obj, p, opts...) })
 }
 
 // Delete implements client.Client.
 func (c *guardedClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	opts = c.sameDeletion(ctx, obj, opts)
 	w, err := c.of("delete", obj, func(ctx context.Context) error { return c.writer.Delete(ctx, obj, opts...) })
 	if err != nil {
 		return err
@@ -163,12 +173,17 @@ func (c *guardedClient) DeleteAllOf(ctx context.Context, obj client.Object, opts
 		return err
 	}
 	w.version = nil
+	if !w.placed {
+		var o client.DeleteAllOfOptions
+		o.ApplyOptions(opts)
+		w.vn, w.placed = c.group.member.mapping.at(client.ObjectKey{Namespace: o.Namespace})
+	}
 	return c.do(ctx, w)
 }
 
 // Apply implements client.Client.
 func (c *guardedClient) Apply(ctx context.Context, config runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-	w, err := ofApply("apply", config, func(ctx context.Context) error { return c.writer.Apply(ctx, config, opts...) })
+	w, err := c.ofApply("apply", config, func(ctx context.Context) error { return c.writer.Apply(ctx, config, opts...) })
 	if err != nil {
 		return err
 	}
@@ -176,7 +191,8 @@ func (c *guardedClient) Apply(ctx context.Context, config runtime.ApplyConfigura
 }
 
 // ofApply reads an apply configuration, which the answer is written to.
-func ofApply(verb string, config runtime.ApplyConfiguration, send func(context.Context) error) (write, error) {
+func (c *guardedClient) ofApply(verb string, config runtime.ApplyConfiguration, send func(context.Context) error) (
+	write, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(config)
 	if err != nil {
 		return write{}, fmt.Errorf("%s %T: %w", verb, config, err)
@@ -189,10 +205,9 @@ func ofApply(verb string, config runtime.ApplyConfiguration, send func(context.C
 		}
 		return sharding.Version((&unstructured.Unstructured{Object: answer}).GetResourceVersion())
 	}
-	return write{
-		verb: verb, gvk: u.GroupVersionKind(), key: client.ObjectKeyFromObject(u),
-		vn: u.GetLabels()[sharding.LabelVirtualNode], send: send, version: version,
-	}, nil
+	w := write{verb: verb, gvk: u.GroupVersionKind(), key: client.ObjectKeyFromObject(u), send: send, version: version}
+	w.place(c.group.member.mapping, u)
+	return w, nil
 }
 
 // Status implements client.Client.
@@ -245,6 +260,7 @@ func (s guardedSubResource) Update(ctx context.Context, obj client.Object, opts 
 // Patch implements client.SubResourceWriter.
 func (s guardedSubResource) Patch(ctx context.Context, obj client.Object, p client.Patch,
 	opts ...client.SubResourcePatchOption) error {
+	p = s.client.sameObject(ctx, obj, p)
 	w, err := s.client.of("patch "+s.name+" of", obj, func(ctx context.Context) error {
 		return s.writer.Patch(ctx, obj, p, opts...)
 	})
@@ -264,7 +280,7 @@ func (s guardedSubResource) Patch(ctx context.Context, obj client.Object, p clie
 // Apply implements client.SubResourceWriter.
 func (s guardedSubResource) Apply(ctx context.Context, config runtime.ApplyConfiguration,
 	opts ...client.SubResourceApplyOption) error {
-	w, err := ofApply("apply "+s.name+" of", config, func(ctx context.Context) error {
+	w, err := s.client.ofApply("apply "+s.name+" of", config, func(ctx context.Context) error {
 		return s.writer.Apply(ctx, config, opts...)
 	})
 	if err != nil {

@@ -21,5 +21,8 @@
 // The package never assigns Virtual Nodes (controllers/watchgroup does), never writes the label of an object, and
 // never runs a controller's logic for deleted objects because an object went to another member.
 //
+// Whether an object's Virtual Node stands on it as a label, or is a range of the API server's own hash, is a mapping's
+// business, and makes no other difference.
+//
 // Start reading at Group, then member, which drives sharding.Member, and stream, which fills the caches.
 package sharded

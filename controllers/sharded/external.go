@@ -79,7 +79,7 @@ func NewMembership(config *rest.Config, o Options, resources map[schema.GroupRes
 		return nil, fmt.Errorf("WatchGroup %s: %w", g.key, err)
 	}
 	m.member = newMember(memberConfig{
-		id: g.options.Member, v: int(spec.VirtualNodes), buckets: wire.Buckets(spec), policy: policy, clock: bootTime,
+		id: g.options.Member, v: int(spec.VirtualNodes), mapping: byLabel{wire.Buckets(spec)}, policy: policy, clock: bootTime,
 		record: g.options.Record, metrics: newMemberMetrics(g.key.Name, g.options.Member), log: g.log,
 	}, kinds)
 	g.member = m.member
@@ -97,6 +97,9 @@ func NewMembership(config *rest.Config, o Options, resources map[schema.GroupRes
 func kindsOfMembership(spec lbv1alpha1.WatchGroupSpec, resources map[schema.GroupResource]Resource) ([]*kind, error) {
 	if spec.Handoff != lbv1alpha1.HandoffExclusive {
 		return nil, fmt.Errorf("spec.handoff: %q: these members need %q", spec.Handoff, lbv1alpha1.HandoffExclusive)
+	}
+	if spec.Selector != lbv1alpha1.SelectorLabels {
+		return nil, fmt.Errorf("spec.selector: %q: these members select nothing, and need %q", spec.Selector, lbv1alpha1.SelectorLabels)
 	}
 	left := maps.Clone(resources)
 	var kinds []*kind

@@ -13,7 +13,7 @@ import (
 
 func (e *member) purge(p sharding.Purge) {
 	k := e.kinds[p.Resource]
-	k.store.forget(p.VNs, e.v)
+	k.store.forget(p.VNs)
 	e.rec(history.Record{Kind: history.Dropped, Resource: p.Resource, VNs: p.VNs})
 	for _, s := range slices.Clone(k.streams) {
 		s.drop(p.VNs)
@@ -83,12 +83,12 @@ func (e *member) listed(s *stream, objs []client.Object, version sharding.Versio
 	k.backoff = newBackoff()
 	found := make(map[string]bool, len(objs))
 	for _, obj := range objs {
-		if vn, err := virtualNodeOf(obj, e.v); err == nil && vns.Has(vn) {
+		if vn, err := e.mapping.of(obj); err == nil && vns.Has(vn) {
 			found[keyOf(client.ObjectKeyFromObject(obj))] = true
 			e.put(k, vn, obj)
 		}
 	}
-	for _, old := range k.store.within(vns, e.v) {
+	for _, old := range k.store.within(vns) {
 		if !found[keyOf(client.ObjectKeyFromObject(old))] {
 			e.gone(k, old, version, true)
 		}
@@ -107,7 +107,7 @@ func (e *member) observe(s *stream, event watch.EventType, obj client.Object) er
 	}
 	k, version := s.kind, sharding.Version(obj.GetResourceVersion())
 	if event != watch.Bookmark {
-		vn, err := virtualNodeOf(obj, e.v)
+		vn, err := e.mapping.of(obj)
 		if p := s.partOf(vn); err == nil && p != nil {
 			c, err := compareVersions(p.version, version)
 			switch {
@@ -181,7 +181,7 @@ func (e *member) gone(k *kind, obj client.Object, version sharding.Version, unse
 	if !had || !older(old, version) {
 		return
 	}
-	vn, err := virtualNodeOf(old, e.v)
+	vn, err := e.mapping.of(old)
 	if err != nil {
 		return
 	}

@@ -101,7 +101,11 @@ func (g *Group) NewCache(config *rest.Config, opts cache.Options) (cache.Cache, 
 	if err != nil {
 		return nil, err
 	}
-	kinds, err := g.kindsOf(free, group.Spec, opts)
+	by, err := mappingOf(group.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("WatchGroup %s: %w", g.key, err)
+	}
+	kinds, err := g.kindsOf(free, group.Spec, by, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +127,7 @@ func (g *Group) NewCache(config *rest.Config, opts cache.Options) (cache.Cache, 
 		return nil, fmt.Errorf("WatchGroup %s: %w", g.key, err)
 	}
 	g.member = newMember(memberConfig{
-		id: g.options.Member, v: int(spec.VirtualNodes), buckets: wire.Buckets(spec), policy: policy, clock: bootTime,
+		id: g.options.Member, v: int(spec.VirtualNodes), mapping: by, policy: policy, clock: bootTime,
 		record: g.options.Record, metrics: newMemberMetrics(g.key.Name, g.options.Member), log: g.log,
 	}, kinds)
 	g.member.resyncs = &resyncs{member: g.member, when: g.options.Resync, clock: clock.RealClock{}}
@@ -171,7 +175,7 @@ func (g *Group) memberKey() client.ObjectKey {
 }
 
 // kindsOf returns the kinds of the group's resources.
-func (g *Group) kindsOf(config *rest.Config, spec lbv1alpha1.WatchGroupSpec, opts cache.Options) ([]*kind, error) {
+func (g *Group) kindsOf(config *rest.Config, spec lbv1alpha1.WatchGroupSpec, by mapping, opts cache.Options) ([]*kind, error) {
 	if len(opts.DefaultNamespaces) > 0 || opts.DefaultLabelSelector != nil || opts.DefaultFieldSelector != nil {
 		return nil, errors.New("sharded cache: DefaultNamespaces, DefaultLabelSelector and DefaultFieldSelector would hide " +
 			"objects of the WatchGroup from its members: set them by kind, for other kinds")
@@ -186,6 +190,10 @@ func (g *Group) kindsOf(config *rest.Config, spec lbv1alpha1.WatchGroupSpec, opt
 		k, err := kindOfResource(gr, opts)
 		if err != nil {
 			return nil, fmt.Errorf("WatchGroup %s: spec.resources[%d]: %q: %w", g.key, i, gr, err)
+		}
+		if hash, ok := by.(byHash); ok && hash.ranges.Key == sharding.ShardByNamespace && !k.namespaced {
+			return nil, fmt.Errorf("WatchGroup %s: spec.resources[%d]: %q is cluster-scoped: its objects have no namespace, as "+
+				"spec.shardKey %q needs", g.key, i, gr, hash.ranges.Key)
 		}
 		k.source = clientSource{client: c, newList: listOf(opts.Scheme, k.gvk)}
 		kinds = append(kinds, k)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +15,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,7 +38,7 @@ const (
 // parent that it has. It records what it writes.
 type parentReconciler struct {
 	client.Client
-	tape   *tape
+	world  *world
 	member string
 }
 
@@ -43,6 +46,9 @@ func (r *parentReconciler) Reconcile(ctx context.Context, req reconcile.Request)
 	var parent corev1.ConfigMap
 	if err := r.Get(ctx, req.NamespacedName, &parent); err != nil {
 		return reconcile.Result{}, r.orphan(ctx, req, err)
+	}
+	if parent.Data[wanted] == "" {
+		return reconcile.Result{}, nil // the API server's own
 	}
 	var child corev1.Secret
 	switch err := r.Get(ctx, req.NamespacedName, &child); {
@@ -97,8 +103,8 @@ func (r *parentReconciler) orphan(ctx context.Context, req reconcile.Request, er
 }
 
 func (r *parentReconciler) wrote(ctx context.Context, res sharding.Resource, obj client.Object, deleted bool) {
-	vn, _ := virtualNodeOf(obj, realV)
-	r.tape.add(history.Record{
+	vn, _ := r.world.by.of(obj)
+	r.world.tape.add(history.Record{
 		Kind: history.Wrote, Actor: history.Reconciler, Member: r.member, Session: SessionOf(ctx), VN: vn, Resource: res,
 		Object: keyOf(client.ObjectKeyFromObject(obj)), Version: sharding.Version(obj.GetResourceVersion()), Deleted: deleted,
 	})
@@ -110,12 +116,19 @@ func labelsFor(ns, name string) map[string]string {
 	return map[string]string{sharding.LabelVirtualNode: vn.LabelValue(), sharding.LabelBucket: vn.LabelValue()}
 }
 
-// user writes a parent as somebody outside the group. The tape stands still meanwhile, so that the write has its place.
+// user writes a parent as somebody outside the group.
 func (w *world) user(name string, generation int) {
 	w.t.Helper()
+	if err := w.tryUser(name, generation); err != nil {
+		w.t.Errorf("user: %v", err)
+	}
+}
+
+// tryUser writes a parent. The tape stands still meanwhile, so that the write has its place.
+func (w *world) tryUser(name string, generation int) error {
 	w.tape.mu.Lock()
 	defer w.tape.mu.Unlock()
-	parent := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labelsFor(w.ns, name)}}
+	parent := &corev1.ConfigMap{ObjectMeta: w.metaOf(name)}
 	before := parent.DeepCopy()
 	parent.Data = map[string]string{wanted: strconv.Itoa(generation)}
 	err := w.c.Patch(context.Background(), parent, client.MergeFrom(before))
@@ -123,14 +136,41 @@ func (w *world) user(name string, generation int) {
 		err = w.c.Create(context.Background(), parent)
 	}
 	if err != nil {
-		w.t.Errorf("user: %v", err)
-		return
+		return err
 	}
 	w.userWrote(parent, false)
+	return nil
+}
+
+// metaOf places a parent. With labels all are in one namespace.
+func (w *world) metaOf(name string) metav1.ObjectMeta {
+	m := metav1.ObjectMeta{Namespace: w.spaces[crc32.ChecksumIEEE([]byte(name))%uint32(len(w.spaces))], Name: name}
+	if _, ok := w.by.(byLabel); ok {
+		m.Labels = labelsFor(w.ns, name)
+	}
+	return m
+}
+
+// list returns what there is in the namespaces of the world's parents.
+func (w *world) list(list client.ObjectList) error {
+	if len(w.spaces) == 1 {
+		return w.c.List(context.Background(), list, client.InNamespace(w.spaces[0]))
+	}
+	if err := w.c.List(context.Background(), list); err != nil {
+		return err
+	}
+	all, err := meta.ExtractList(list)
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(o runtime.Object) bool {
+		return !slices.Contains(w.spaces, o.(client.Object).GetNamespace())
+	})
+	return meta.SetList(list, all)
 }
 
 func (w *world) userWrote(parent client.Object, deleted bool) {
-	vn, _ := virtualNodeOf(parent, realV)
+	vn, _ := w.by.of(parent)
 	w.tape.records = append(w.tape.records, history.Record{
 		At: time.Since(w.tape.start), Kind: history.Wrote, Actor: history.User, VN: vn, Resource: realParents,
 		Object: keyOf(client.ObjectKeyFromObject(parent)), Version: sharding.Version(parent.GetResourceVersion()), Deleted: deleted,
@@ -150,8 +190,7 @@ func (w *world) reconciled(n, generation int) {
 	eventually(w.t, "every parent reconciled", func() error {
 		var parents corev1.ConfigMapList
 		var children corev1.SecretList
-		if err := errors.Join(w.c.List(context.Background(), &parents, client.InNamespace(w.ns)),
-			w.c.List(context.Background(), &children, client.InNamespace(w.ns))); err != nil {
+		if err := errors.Join(w.list(&parents), w.list(&children)); err != nil {
 			return err
 		}
 		want, seen := strconv.Itoa(generation), 0
@@ -199,7 +238,7 @@ func (w *world) shared(members ...*participant) {
 	for _, p := range members {
 		eventually(w.t, "cache of "+p.name, func() error {
 			var list corev1.ConfigMapList
-			if err := w.c.List(context.Background(), &list, client.InNamespace(w.ns)); err != nil {
+			if err := w.list(&list); err != nil {
 				return err
 			}
 			e := p.group.member
@@ -207,12 +246,12 @@ func (w *world) shared(members ...*participant) {
 			defer e.mu.RUnlock()
 			var want, have []string
 			for i := range list.Items {
-				if vn, err := virtualNodeOf(&list.Items[i], realV); err == nil && e.m.Owned().Has(vn) {
+				if vn, err := w.by.of(&list.Items[i]); err == nil && e.m.Owned().Has(vn) {
 					want = append(want, list.Items[i].Name)
 				}
 			}
 			for _, obj := range e.kinds[realParents].store.indexer.List() {
-				if o := obj.(client.Object); o.GetNamespace() == w.ns {
+				if o := obj.(client.Object); slices.Contains(w.spaces, o.GetNamespace()) {
 					have = append(have, o.GetName())
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -38,6 +39,9 @@ type kind struct {
 	member   *member
 	store    *store
 	informer *informer
+	filter   atomic.Int32 // filterUnknown and so on
+	asks     atomic.Int64 // numbers the requests that may tell
+	told     int64        // the number of the one that told filter last; guarded by the member's lock
 	streams  []*stream    // guarded by the member's lock
 	backoff  wait.Backoff // of lists that fail; guarded by the member's lock
 }
@@ -47,8 +51,9 @@ type kind struct {
 // request is made and no handler is called under it.
 type member struct {
 	id      string
-	v       int
-	buckets sharding.Buckets
+	v       int // Virtual Nodes, of keys too
+	mapping mapping
+	byUID   bool // what keyedByUID says of mapping
 	policy  sharding.LeasePolicy
 	clock   func() sharding.Instant
 	record  func(history.Record) // nil if nobody asks
@@ -102,7 +107,7 @@ type place struct {
 type memberConfig struct {
 	id      string
 	v       int
-	buckets sharding.Buckets
+	mapping mapping
 	policy  sharding.LeasePolicy
 	clock   func() sharding.Instant
 	record  func(history.Record)
@@ -112,7 +117,8 @@ type memberConfig struct {
 
 func newMember(c memberConfig, kinds []*kind) *member {
 	e := &member{
-		id: c.id, v: c.v, buckets: c.buckets, policy: c.policy, clock: c.clock, record: c.record, metrics: c.metrics, log: c.log,
+		id: c.id, v: c.v, mapping: c.mapping, byUID: keyedByUID(c.mapping), policy: c.policy, clock: c.clock, record: c.record,
+		metrics: c.metrics, log: c.log,
 		kinds:    make(map[sharding.Resource]*kind),
 		byKind:   make(map[schema.GroupKind]*kind),
 		started:  make(chan struct{}),
@@ -140,7 +146,7 @@ func newMember(c memberConfig, kinds []*kind) *member {
 	}
 	for _, k := range e.order {
 		k.member = e
-		k.store = newStore(e.v, scope)
+		k.store = newStore(e.mapping, scope)
 		k.informer = newInformer(k, e.started)
 		k.backoff = newBackoff()
 	}
@@ -246,7 +252,7 @@ func (e *member) pump() {
 		e.join(k)
 		e.waitForEvents(k.resource)
 	}
-	if status := e.m.Status(e.clock()); e.slice.Session == e.m.Session() && e.slice.Session != "" &&
+	if status := e.status(); e.slice.Session == e.m.Session() && e.slice.Session != "" &&
 		!equality.Semantic.DeepEqual(status, e.slice.Status) {
 		wake(e.publish)
 	}

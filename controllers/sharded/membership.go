@@ -116,7 +116,7 @@ func (e *member) relieved() (bool, <-chan struct{}) {
 	if e.slice.Session == "" || !e.fence.Holds(now) {
 		return true, e.changed
 	}
-	return e.m.Relieved() && equality.Semantic.DeepEqual(e.m.Status(now), e.slice.Status), e.changed
+	return e.m.Relieved() && equality.Semantic.DeepEqual(e.status(), e.slice.Status), e.changed
 }
 
 // quiet waits until no write of this process is under way, or can land any more.
@@ -262,7 +262,7 @@ func (g *Group) publish(ctx context.Context) {
 func (e *member) news() (sharding.SliceStatus, string, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	status := e.m.Status(e.clock())
+	status := e.status()
 	stale := e.slice.Session != "" && e.slice.Session == e.m.Session() && !equality.Semantic.DeepEqual(status, e.slice.Status)
 	return status, e.slice.Version, stale
 }

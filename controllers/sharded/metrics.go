@@ -24,7 +24,11 @@ var (
 		"cache does not show.", "reason")
 	fencedWrites = counter("fenced_writes_total", "Writes that were refused because the member may not write.")
 	lists        = counter("lists_total", "Lists that were begun for a handoff or after a watch was lost.", "resource")
-	sessions     = counter("sessions_total", "Sessions that the member has begun.")
+	unfiltered   = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "drover_sharded_unfiltered",
+		Help: "1 while the API server sends what was not selected; of groups with selector ShardRange.",
+	}, []string{"group", "member", "resource"})
+	sessions = counter("sessions_total", "Sessions that the member has begun.")
 )
 
 func gauge(name, help string) *prometheus.GaugeVec {
@@ -37,7 +41,7 @@ func counter(name, help string, more ...string) *prometheus.CounterVec {
 }
 
 var collectors = []prometheus.Collector{epochs, owned, served, moving, leases, barriers, blockedReads, liveReads,
-	fencedWrites, lists, sessions}
+	fencedWrites, lists, unfiltered, sessions}
 
 func init() { ctrlmetrics.Registry.MustRegister(collectors...) }
 
@@ -47,6 +51,7 @@ type memberMetrics struct {
 	barrier                              prometheus.Observer
 	blockedReads, fencedWrites, sessions prometheus.Counter
 	liveReads, lists                     func(label string) prometheus.Counter
+	unfiltered                           func(resource string) prometheus.Gauge
 }
 
 func newMemberMetrics(group, member string) *memberMetrics {
@@ -65,6 +70,9 @@ func newMemberMetrics(group, member string) *memberMetrics {
 		sessions:     sessions.WithLabelValues(group, member),
 		liveReads:    with(liveReads),
 		lists:        with(lists),
+		unfiltered: func(resource string) prometheus.Gauge {
+			return unfiltered.WithLabelValues(group, member, resource)
+		},
 	}
 }
 

@@ -49,6 +49,12 @@ func (r *reader) find(ctx context.Context, k *kind, key client.ObjectKey) (found
 			source = e.m.Read(k.resource, vn)
 		}
 		changed := e.changed
+		if source == sharding.FromCache && obj != nil && e.replaced(j, k, key, vn) {
+			e.mu.RUnlock()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return nil, true, e.errReplaced(j)
+		}
 		if source == sharding.FromCache && obj != nil && j != nil {
 			e.recordRead(j, k, key, vn, obj, false)
 		}
@@ -128,8 +134,13 @@ func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, own
 		seen, vn := out, j.ticket.VN
 		if err != nil {
 			seen = nil
-		} else if labelled, parseErr := virtualNodeOf(out, e.v); parseErr == nil {
-			vn = labelled
+		} else if own, err := e.mapping.of(out); err == nil {
+			vn = own
+		}
+		if err == nil && e.replaced(j, k, key, vn) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.errReplaced(j)
 		}
 		e.mu.RLock()
 		e.recordRead(j, k, key, vn, seen, true)
@@ -145,7 +156,7 @@ func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, own
 func (e *member) holds(k *kind, obj client.Object) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	vn, err := virtualNodeOf(obj, e.v)
+	vn, err := e.mapping.of(obj)
 	return err != nil || e.m.Read(k.resource, vn) != sharding.FromServer
 }
 
@@ -228,7 +239,7 @@ func (e *member) match(k *kind, o *client.ListOptions) ([]client.Object, error) 
 		if o.LabelSelector != nil && !o.LabelSelector.Matches(labels.Set(obj.GetLabels())) {
 			continue
 		}
-		vn, err := virtualNodeOf(obj, e.v)
+		vn, err := e.mapping.of(obj)
 		if err != nil {
 			continue
 		}

@@ -40,6 +40,10 @@ func (j *job) work(ctx context.Context, reconciles func(context.Context) (reconc
 	defer func() { j.end(forget) }() // also if the reconciler panics
 	result, err := reconciles(ctx)
 	forget = err == nil && result.IsZero()
+	if err != nil && j.member.wasReplaced(j) {
+		ctrllog.FromContext(ctx).V(1).Info("request dropped", "reason", err.Error())
+		return reconcile.Result{}, nil
+	}
 	if err != nil && j.life.Err() != nil {
 		// The session has ended under it. The object is somebody's, and will be enqueued there.
 		ctrllog.FromContext(ctx).V(1).Info("reconcile ended with the session", "error", err.Error())

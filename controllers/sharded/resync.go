@@ -122,7 +122,7 @@ func (e *member) served(k *kind) []string {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	var keys []string
-	for _, obj := range k.store.within(e.ready, e.v) {
+	for _, obj := range k.store.within(e.ready) {
 		keys = append(keys, keyOf(client.ObjectKeyFromObject(obj)))
 	}
 	return keys

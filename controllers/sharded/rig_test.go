@@ -74,7 +74,24 @@ func newRig(t interface {
 }, v, bucketSize int) *rig {
 	tape := newTape()
 	buckets := sharding.Buckets{V: v, Size: bucketSize}
-	r := &rig{t: t, tape: tape, script: newScript(tape, buckets, parents, children), told: make(map[sharding.Resource]*told)}
+	return rigOn(t, newScript(tape, buckets, parents, children), byLabel{buckets})
+}
+
+// newHashRig is a member of a group with selector ShardRange, on a server that filters or does not.
+func newHashRig(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, v int, filters bool) *rig {
+	s := newScript(newTape(), sharding.Buckets{V: v, Size: 1}, parents, children)
+	s.hashes, s.filters, s.echoes = sharding.HashRanges{V: v, Key: sharding.ShardByUID}, filters, true
+	return rigOn(t, s, byHash{s.hashes})
+}
+
+func rigOn(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, s *script, by mapping) *rig {
+	r := &rig{t: t, tape: s.tape, script: s, told: make(map[sharding.Resource]*told)}
 	kinds := []*kind{
 		{resource: parents, gvk: schema.GroupVersionKind{Group: "test", Version: "v1", Kind: "Parent"}, namespaced: true,
 			source: scripted{r.script, parents}},
@@ -82,7 +99,7 @@ func newRig(t interface {
 			source: scripted{r.script, children}},
 	}
 	r.m = newMember(memberConfig{
-		id: "a", v: v, buckets: buckets, policy: sharding.DefaultLeasePolicy(), clock: r.time, record: tape.add,
+		id: "a", mapping: by, policy: sharding.DefaultLeasePolicy(), clock: r.time, record: s.tape.add,
 		metrics: newMemberMetrics("test", "a"), log: logr.Discard(),
 	}, kinds)
 	r.m.start(testDependencies, r.name())

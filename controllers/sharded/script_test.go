@@ -15,7 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	serversharding "k8s.io/apiserver/pkg/sharding"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/drover-sh/drover/sharding"
@@ -92,6 +94,9 @@ type script struct {
 	hold      chan struct{} // if set, lists are answered once it is closed, as of when they were asked
 	late      bool          // or as of then
 	lists     map[sharding.Resource]int
+	hashes    sharding.HashRanges // by which objects get UIDs; none if V is 0
+	filters   bool                // shard selectors are followed, and not ignored
+	echoes    bool                // and lists say so
 }
 
 type scriptTable struct {
@@ -127,6 +132,9 @@ func (s *script) write(r sharding.Resource, name string, vn sharding.VirtualNode
 			sharding.LabelBucket:      strconv.Itoa(s.buckets.Of(vn)),
 		},
 	}}
+	if s.hashes.V > 0 {
+		obj.UID = uidIn(s.hashes, vn)
+	}
 	if change != nil {
 		change(obj)
 	}
@@ -234,9 +242,49 @@ type scripted struct {
 	resource sharding.Resource
 }
 
-// list answers in two pages of one snapshot.
-func (s scripted) list(ctx context.Context, selector labels.Selector, token string) (page, error) {
+// uidIn returns a UID whose Virtual Node is vn.
+func uidIn(r sharding.HashRanges, vn sharding.VirtualNode) types.UID {
+	for i := 0; ; i++ {
+		if uid := fmt.Sprintf("%04d-uid", i); r.Of(uid) == vn {
+			return types.UID(uid)
+		}
+	}
+}
+
+// filter returns what the server sends of a query, by the real server's parser and matcher, and what it says that it
+// selected. Under the lock.
+func (s scripted) filter(q query) (selects func(*corev1.ConfigMap) bool, shard string) {
+	if q.labels != nil {
+		return func(o *corev1.ConfigMap) bool { return q.labels.Matches(labels.Set(o.Labels)) }, ""
+	}
+	server, err := serversharding.Parse(q.shard)
+	if err != nil {
+		panic(err)
+	}
+	if !s.filters {
+		return func(*corev1.ConfigMap) bool { return true }, ""
+	}
+	if s.echoes {
+		shard = server.String()
+	}
+	return func(o *corev1.ConfigMap) bool {
+		matches, err := server.Matches(o)
+		return err == nil && matches
+	}, shard
+}
+
+// become makes the server one that follows shard selectors, or ignores them; watches begin anew.
+func (s *script) become(filters bool) {
 	s.mu.Lock()
+	s.filters = filters
+	s.mu.Unlock()
+	s.endWatches(false)
+}
+
+// list answers in two pages of one snapshot.
+func (s scripted) list(ctx context.Context, q query, token string) (page, error) {
+	s.mu.Lock()
+	selects, shard := s.filter(q)
 	hold := s.hold
 	if token != "" {
 		if s.expiring > 0 {
@@ -245,10 +293,10 @@ func (s scripted) list(ctx context.Context, selector labels.Selector, token stri
 			return page{}, apierrors.NewResourceExpired("the continue token has expired")
 		}
 		version, names, _ := strings.Cut(token, " ")
-		p := page{version: sharding.Version(version)}
+		p := page{version: sharding.Version(version), shard: shard}
 		at, _ := strconv.Atoi(version)
 		rest := strings.Split(names, ",")
-		p.objects = s.asOf(at, selector, func(name string) bool { return slices.Contains(rest, name) })
+		p.objects = s.asOf(at, selects, func(name string) bool { return slices.Contains(rest, name) })
 		s.smudge(&p)
 		s.mu.Unlock()
 		return p, nil
@@ -269,8 +317,8 @@ func (s scripted) list(ctx context.Context, selector labels.Selector, token stri
 		s.mu.Lock()
 		hold = nil
 	}
-	all := s.asOf(s.revision, selector, func(string) bool { return true })
-	p := page{version: sharding.Version(strconv.Itoa(s.revision))}
+	all := s.asOf(s.revision, selects, func(string) bool { return true })
+	p := page{version: sharding.Version(strconv.Itoa(s.revision)), shard: shard}
 	s.mu.Unlock()
 	if hold != nil {
 		select {
@@ -304,7 +352,7 @@ func (s *script) smudge(p *page) {
 }
 
 // asOf returns the objects at a revision. Under the lock.
-func (s scripted) asOf(revision int, selector labels.Selector, want func(name string) bool) []client.Object {
+func (s scripted) asOf(revision int, selects func(*corev1.ConfigMap) bool, want func(name string) bool) []client.Object {
 	state := make(map[string]*corev1.ConfigMap)
 	for _, e := range s.tables[s.resource].log {
 		obj := e.Object.(*corev1.ConfigMap)
@@ -319,20 +367,21 @@ func (s scripted) asOf(revision int, selector labels.Selector, want func(name st
 	}
 	var found []client.Object
 	for _, name := range slices.Sorted(maps.Keys(state)) {
-		if selector.Matches(labels.Set(state[name].Labels)) && want(name) {
+		if selects(state[name]) && want(name) {
 			found = append(found, state[name].DeepCopy())
 		}
 	}
 	return found
 }
 
-func (s scripted) watch(ctx context.Context, selector labels.Selector, version sharding.Version) (watch.Interface, error) {
+func (s scripted) watch(ctx context.Context, q query, version sharding.Version) (watch.Interface, error) {
 	at, err := strconv.Atoi(string(version))
 	if err != nil {
 		return nil, fmt.Errorf("watch from %q: %w", version, err)
 	}
 	s.mu.Lock()
 	generation := s.closing
+	selects, _ := s.filter(q)
 	s.mu.Unlock()
 	out := &scriptWatch{events: make(chan watch.Event), done: make(chan struct{})}
 	go func() {
@@ -342,7 +391,7 @@ func (s scripted) watch(ctx context.Context, selector labels.Selector, version s
 			var batch []watch.Event
 			for _, e := range s.tables[s.resource].log {
 				obj := e.Object.(*corev1.ConfigMap)
-				if v, _ := strconv.Atoi(obj.ResourceVersion); v > at && selector.Matches(labels.Set(obj.Labels)) {
+				if v, _ := strconv.Atoi(obj.ResourceVersion); v > at && selects(obj) {
 					batch = append(batch, watch.Event{Type: e.Type, Object: obj.DeepCopy()})
 				}
 			}

@@ -39,8 +39,8 @@ func (e *member) settle() {
 	}
 	e.rec(history.Record{Kind: history.Settled, VNs: gained})
 	for _, k := range e.order {
-		for _, obj := range k.store.within(gained, e.v) {
-			vn, err := virtualNodeOf(obj, e.v)
+		for _, obj := range k.store.within(gained) {
+			vn, err := e.mapping.of(obj)
 			if err != nil {
 				continue
 			}
@@ -57,19 +57,23 @@ func (e *member) introduce(i *informer, l *listener) error {
 	if err := i.register(l); err != nil {
 		return err
 	}
-	for _, obj := range i.kind.store.within(e.ready, e.v) {
+	for _, obj := range i.kind.store.within(e.ready) {
 		l.add(notice{object: obj, initial: true})
 	}
 	return nil
 }
 
-// locate returns the Virtual Node of an object: from the object, from where it was before it was deleted, or from what
-// it owns, as children follow their parent. Nothing of the kind is known about an object of another member.
+// locate returns the Virtual Node of an object: from the object, from its key where that tells, from where it was before it
+// was deleted, or from what it owns, as children follow their parent. But for the key, nothing of the kind is known about
+// an object of another member.
 func (e *member) locate(k *kind, key client.ObjectKey) (client.Object, sharding.VirtualNode, bool) {
 	name := keyOf(key)
 	if obj, ok := k.store.get(name); ok {
-		vn, err := virtualNodeOf(obj, e.v)
+		vn, err := e.mapping.of(obj)
 		return obj, vn, err == nil
+	}
+	if vn, ok := e.mapping.at(key); ok {
+		return nil, vn, true
 	}
 	if t, ok := k.store.tombstones[name]; ok {
 		return nil, t.vn, true
@@ -81,7 +85,7 @@ func (e *member) locate(k *kind, key client.ObjectKey) (client.Object, sharding.
 			continue
 		}
 		for _, obj := range objs {
-			if vn, err := virtualNodeOf(obj.(client.Object), e.v); err == nil {
+			if vn, err := e.mapping.of(obj.(client.Object)); err == nil {
 				return nil, vn, true
 			}
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// virtualNodeIndex finds objects by the value of their label.
+	// virtualNodeIndex finds objects by the number of their Virtual Node.
 	virtualNodeIndex = "drover.sh/virtual-node"
 	// ownerIndex finds objects by their controller owner, if that is of the group.
 	ownerIndex = "drover.sh/owner"
@@ -24,6 +24,7 @@ const (
 // A store holds the objects of one kind that belong to this member's Virtual Nodes, owned or incoming. Its indexer has
 // a lock of its own; what belongs together is kept together by the member's lock.
 type store struct {
+	mapping    mapping
 	indexer    toolscache.Indexer
 	tombstones map[string]tombstone // by key; guarded by the member's lock
 	pruneAt    int
@@ -35,11 +36,15 @@ type tombstone struct {
 	seen time.Time
 }
 
-func newStore(v int, namespaced func(schema.GroupKind) (bool, bool)) *store {
+func newStore(m mapping, namespaced func(schema.GroupKind) (bool, bool)) *store {
 	indexers := toolscache.Indexers{
 		toolscache.NamespaceIndex: toolscache.MetaNamespaceIndexFunc,
 		virtualNodeIndex: func(obj any) ([]string, error) {
-			return []string{obj.(client.Object).GetLabels()[sharding.LabelVirtualNode]}, nil
+			vn, err := m.of(obj.(client.Object))
+			if err != nil {
+				return nil, nil // put stores nothing of the kind
+			}
+			return []string{vn.LabelValue()}, nil
 		},
 		ownerIndex: func(obj any) ([]string, error) {
 			o := obj.(client.Object)
@@ -60,6 +65,7 @@ func newStore(v int, namespaced func(schema.GroupKind) (bool, bool)) *store {
 		},
 	}
 	return &store{
+		mapping:    m,
 		indexer:    toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers),
 		tombstones: make(map[string]tombstone),
 	}
@@ -110,7 +116,7 @@ func (s *store) bury(obj client.Object, vn sharding.VirtualNode, now time.Time) 
 }
 
 // within returns the objects of vns.
-func (s *store) within(vns sharding.Set, v int) []client.Object {
+func (s *store) within(vns sharding.Set) []client.Object {
 	var found []client.Object
 	if vns.Empty() {
 		return nil
@@ -118,7 +124,7 @@ func (s *store) within(vns sharding.Set, v int) []client.Object {
 	if vns.Len() > 64 {
 		for _, obj := range s.indexer.List() {
 			o := obj.(client.Object)
-			if vn, err := virtualNodeOf(o, v); err == nil && vns.Has(vn) {
+			if vn, err := s.mapping.of(o); err == nil && vns.Has(vn) {
 				found = append(found, o)
 			}
 		}
@@ -137,8 +143,8 @@ func (s *store) within(vns sharding.Set, v int) []client.Object {
 }
 
 // forget drops vns. It is no news about objects: nobody is told.
-func (s *store) forget(vns sharding.Set, v int) {
-	for _, obj := range s.within(vns, v) {
+func (s *store) forget(vns sharding.Set) {
+	for _, obj := range s.within(vns) {
 		s.remove(obj)
 	}
 	for key, t := range s.tombstones {
@@ -148,6 +154,7 @@ func (s *store) forget(vns sharding.Set, v int) {
 	}
 }
 
+// virtualNodeOf reads the label of an object.
 func virtualNodeOf(obj client.Object, v int) (sharding.VirtualNode, error) {
 	return sharding.ParseVirtualNode(obj.GetLabels()[sharding.LabelVirtualNode], v)
 }

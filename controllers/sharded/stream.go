@@ -9,8 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,19 +24,20 @@ const (
 	maxStreams = 8
 )
 
-// A listWatcher lists and watches the objects of one kind under a label selector.
+// A listWatcher lists and watches the objects of one kind that a query selects, and perhaps more.
 type listWatcher interface {
 	// list returns one page of a consistent list, as a list with resourceVersion "" is. token is that of the page
 	// before, "" for the first.
-	list(ctx context.Context, selector labels.Selector, token string) (page, error)
+	list(ctx context.Context, q query, token string) (page, error)
 	// watch starts after version, with bookmarks.
-	watch(ctx context.Context, selector labels.Selector, version sharding.Version) (watch.Interface, error)
+	watch(ctx context.Context, q query, version sharding.Version) (watch.Interface, error)
 }
 
 type page struct {
 	objects []client.Object
 	version sharding.Version
 	token   string
+	shard   string // the shard selector that the server says it has followed, "" if it says nothing
 }
 
 // clientSource is the API server.
@@ -47,9 +46,9 @@ type clientSource struct {
 	newList func() client.ObjectList
 }
 
-func (s clientSource) list(ctx context.Context, selector labels.Selector, token string) (page, error) {
+func (s clientSource) list(ctx context.Context, q query, token string) (page, error) {
 	list := s.newList()
-	err := s.client.List(ctx, list, &client.ListOptions{LabelSelector: selector, Limit: pageSize, Continue: token})
+	err := s.client.List(ctx, list, q.options(metav1.ListOptions{Limit: pageSize, Continue: token}))
 	if err != nil {
 		return page{}, err
 	}
@@ -57,7 +56,7 @@ func (s clientSource) list(ctx context.Context, selector labels.Selector, token 
 	if err != nil {
 		return page{}, err
 	}
-	p := page{version: sharding.Version(list.GetResourceVersion()), token: list.GetContinue()}
+	p := page{version: sharding.Version(list.GetResourceVersion()), token: list.GetContinue(), shard: shardOf(list)}
 	for _, item := range items {
 		obj, ok := item.(client.Object)
 		if !ok {
@@ -68,21 +67,10 @@ func (s clientSource) list(ctx context.Context, selector labels.Selector, token 
 	return p, nil
 }
 
-func (s clientSource) watch(ctx context.Context, selector labels.Selector, version sharding.Version) (
-	watch.Interface, error) {
-	return s.client.Watch(ctx, s.newList(), &client.ListOptions{LabelSelector: selector, Raw: &metav1.ListOptions{
+func (s clientSource) watch(ctx context.Context, q query, version sharding.Version) (watch.Interface, error) {
+	return s.client.Watch(ctx, s.newList(), q.options(metav1.ListOptions{
 		ResourceVersion: string(version), AllowWatchBookmarks: true,
-	}})
-}
-
-// selectorFor returns the label selector under which everything of vns is found.
-func selectorFor(b sharding.Buckets, vns sharding.Set) (labels.Selector, error) {
-	s, _ := b.Selector(vns)
-	r, err := labels.NewRequirement(s.Label, selection.In, s.Values)
-	if err != nil {
-		return nil, fmt.Errorf("selector for Virtual Nodes %s: %w", vns, err)
-	}
-	return labels.NewSelector().Add(*r), nil
+	}))
 }
 
 // A stream fills the cache of one kind for some Virtual Nodes: first a list, then a watch from there on. It is
@@ -137,14 +125,18 @@ func (s *stream) begin(delay time.Duration) {
 }
 
 func (s *stream) listAll(vns sharding.Set) ([]client.Object, sharding.Version, error) {
-	selector, err := selectorFor(s.member.buckets, vns)
+	q, err := s.member.mapping.query(vns)
 	if err != nil {
 		return nil, "", err
 	}
 	var all []client.Object
 	for token := ""; ; {
-		p, err := s.kind.source.list(s.ctx, selector, token)
+		ask := s.kind.asks.Add(1)
+		p, err := s.kind.source.list(s.ctx, q, token)
 		if err != nil {
+			return nil, "", err
+		}
+		if err := s.judgeList(ask, q, p); err != nil {
 			return nil, "", err
 		}
 		all = append(all, p.objects...)
@@ -161,21 +153,25 @@ func newBackoff() wait.Backoff {
 
 // follow watches until the stream is stopped, or cannot go on where it was.
 func (s *stream) follow() {
-	backoff := newBackoff()
+	backoff, again := newBackoff(), false
 	for s.ctx.Err() == nil {
 		vns, version := s.member.resumeAt(s)
 		if vns.Empty() {
 			return
 		}
-		selector, err := selectorFor(s.member.buckets, vns)
+		q, err := s.member.mapping.query(vns)
 		if err != nil {
 			s.member.log.Error(err, "cannot watch", "resource", s.kind.resource)
 			return
 		}
-		w, err := s.kind.source.watch(s.ctx, selector, version)
+		w, err := s.kind.source.watch(s.ctx, q, version)
 		if err == nil {
+			if again {
+				go s.probe() // this may be another server than before
+			}
+			again = true
 			var any bool
-			any, err = s.consume(w)
+			any, err = s.consume(w, q)
 			w.Stop()
 			if any {
 				backoff = newBackoff()
@@ -195,7 +191,7 @@ func (s *stream) follow() {
 }
 
 // consume takes events until the watch ends. any tells that some came.
-func (s *stream) consume(w watch.Interface) (any bool, err error) {
+func (s *stream) consume(w watch.Interface, q query) (any bool, err error) {
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -212,6 +208,9 @@ func (s *stream) consume(w watch.Interface) (any bool, err error) {
 				return any, fmt.Errorf("watch of %s brought a %T", s.kind.resource, e.Object)
 			}
 			any = true
+			if e.Type != watch.Bookmark {
+				s.judge(s.kind.asks.Load(), q, obj)
+			}
 			if err := s.member.observe(s, e.Type, obj); err != nil {
 				s.member.log.Error(err, "watch event dropped, listing again", "resource", s.kind.resource)
 				s.member.lost(s)

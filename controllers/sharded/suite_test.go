@@ -114,17 +114,28 @@ var realPolicy = sharding.LeasePolicy{
 
 // A world is a WatchGroup in a namespace of its own, with a coordinator and whatever members a test starts.
 type world struct {
-	t    *testing.T
-	c    client.Client
-	ns   string
-	tape *tape
-	mu   sync.Mutex
-	over map[string]bool // sessions that the tape knows to have ended
+	t      *testing.T
+	config *rest.Config
+	c      client.Client
+	ns     string
+	by     mapping
+	spaces []string // the namespaces of the parents
+	// build adds the controller to a member's manager.
+	build func(p *participant) error
+	tape  *tape
+	mu    sync.Mutex
+	over  map[string]bool // sessions that the tape knows to have ended
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	c := api(t)
+	return newWorldOn(t, apiServer, c, nil)
+}
+
+// newWorldOn makes a world on another API server, or of another group.
+func newWorldOn(t *testing.T, config *rest.Config, c client.Client, change func(*lbv1alpha1.WatchGroupSpec)) *world {
+	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "sharded-"}}
 	if err := c.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
@@ -141,14 +152,24 @@ func newWorld(t *testing.T) *world {
 			},
 		},
 	}
+	if change != nil {
+		change(&group.Spec)
+	}
 	if err := c.Create(t.Context(), group); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, c: c, ns: ns.Name, tape: newTape(), over: make(map[string]bool)}
+	by, err := mappingOf(group.Spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, config: config, c: c, ns: ns.Name, by: by, spaces: []string{ns.Name}, build: buildParents,
+		tape: newTape(), over: make(map[string]bool)}
 	t.Cleanup(func() {
-		for _, obj := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} {
-			if err := c.DeleteAllOf(context.Background(), obj, client.InNamespace(ns.Name)); err != nil {
-				t.Error(err)
+		for _, space := range w.spaces {
+			for _, obj := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} {
+				if err := c.DeleteAllOf(context.Background(), obj, client.InNamespace(space)); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	})
@@ -301,7 +322,7 @@ func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		g.mu.Lock()
 		cut := g.cut
-		if q := r.URL.Query(); strings.Contains(q.Get("labelSelector"), sharding.LabelVirtualNode) {
+		if q := r.URL.Query(); strings.Contains(q.Get("labelSelector"), sharding.LabelVirtualNode) || q.Get("shardSelector") != "" {
 			g.queries = append(g.queries, q)
 		}
 		if r.Method != http.MethodGet && groupPath.MatchString(r.URL.Path) {
@@ -346,7 +367,7 @@ func (w *world) join(name string, change func(*Options)) *participant {
 		change(&o)
 	}
 	p.group = New(o)
-	config := rest.CopyConfig(apiServer)
+	config := rest.CopyConfig(w.config)
 	config.Wrap(p.gate.wrap)
 	var err error
 	p.mgr, err = ctrl.NewManager(config, ctrl.Options{
@@ -362,10 +383,7 @@ func (w *world) join(name string, change func(*Options)) *participant {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	err = ControllerManagedBy(p.mgr).For(&corev1.ConfigMap{}).Owns(&corev1.Secret{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
-		Complete(&parentReconciler{Client: p.mgr.GetClient(), tape: w.tape, member: p.name})
-	if err != nil {
+	if err := w.build(p); err != nil {
 		w.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -378,6 +396,13 @@ func (w *world) join(name string, change func(*Options)) *participant {
 	}()
 	w.t.Cleanup(p.stop)
 	return p
+}
+
+// buildParents adds the controller of parents and children.
+func buildParents(p *participant) error {
+	return ControllerManagedBy(p.mgr).For(&corev1.ConfigMap{}).Owns(&corev1.Secret{}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		Complete(&parentReconciler{Client: p.mgr.GetClient(), world: p.world, member: p.name})
 }
 
 func (p *participant) stop() {

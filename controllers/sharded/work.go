@@ -26,6 +26,7 @@ type job struct {
 	// The member's lock guards what follows.
 	deletions int // that have not been seen by the watch
 	over      bool
+	replaced  bool // by another object of its name
 }
 
 // A deletion is on its way from the answer of the API server to the watch. Only the watch tells its version, and the next

@@ -72,7 +72,7 @@ func (b *Backfill) tell() {
 
 // reportObjects says in a group's status which of its objects no member sees.
 func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.WatchGroupStatus) {
-	if r.Backfill == nil {
+	if r.Backfill == nil || byRange(group) {
 		return
 	}
 	all := r.Backfill.arrears(time.Now())
@@ -143,6 +143,9 @@ func (r *Reconciler) countUnowned(ctx context.Context, group *lbv1alpha1.WatchGr
 
 // countIn counts the objects of a group that lie in these Virtual Nodes.
 func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vns sharding.Set) (int32, error) {
+	if ranges, ok := rangesOf(group); ok {
+		return b.countInRanges(ctx, group, ranges, vns)
+	}
 	buckets := wire.Buckets(group.Spec)
 	selector := metav1.LabelSelector{}
 	if s, _ := buckets.Selector(vns); vns.Len() < buckets.V {
@@ -157,7 +160,7 @@ func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vn
 		if f == nil {
 			continue
 		}
-		if err := b.pages(ctx, f.mapping, metav1.FormatLabelSelector(&selector), func(o *metav1.PartialObjectMetadata) error {
+		if err := b.pages(ctx, f.mapping, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&selector)}, func(o *metav1.PartialObjectMetadata) error {
 			if vn, err := sharding.ParseVirtualNode(o.Labels[sharding.LabelVirtualNode], buckets.V); err == nil && vns.Has(vn) {
 				n++
 			}
@@ -169,10 +172,10 @@ func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vn
 	return n, nil
 }
 
-// pages lists objects page by page.
-func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, selector string,
+// pages lists objects page by page. options select them.
+func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, options metav1.ListOptions,
 	do func(*metav1.PartialObjectMetadata) error) error {
-	options := metav1.ListOptions{LabelSelector: selector, Limit: auditPage}
+	options.Limit = auditPage
 	for {
 		list, err := b.Metadata.Resource(mapping.Resource).List(ctx, options)
 		if err != nil {
@@ -225,7 +228,7 @@ func (b *Backfill) audits(ctx context.Context) {
 // a label never changes.
 func (b *Backfill) audit(ctx context.Context, all map[schema.GroupResource]scheme, s scheme, mapping *meta.RESTMapping) error {
 	var errs []error
-	err := b.pages(ctx, mapping, sharding.LabelVirtualNode, func(o *metav1.PartialObjectMetadata) error {
+	err := b.pages(ctx, mapping, metav1.ListOptions{LabelSelector: sharding.LabelVirtualNode}, func(o *metav1.PartialObjectMetadata) error {
 		carried := read(o)
 		if _, ok := carried.valid(s.buckets); ok {
 			return nil

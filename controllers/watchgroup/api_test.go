@@ -37,6 +37,20 @@ func TestSpecsAreValidatedByTheAPIServer(t *testing.T) {
 		{"spec.lease.leaseDuration", func(g *lbv1alpha1.WatchGroup) { g.Spec.Lease.LeaseDuration = d(15500 * time.Millisecond) }},
 		{"spec.lease.requestTimeout", func(g *lbv1alpha1.WatchGroup) { g.Spec.Lease.RequestTimeout = d(0) }},
 		{"spec.newcomerGrace", func(g *lbv1alpha1.WatchGroup) { g.Spec.NewcomerGrace = d(-time.Second) }},
+		{"spec.selector", func(g *lbv1alpha1.WatchGroup) { byNamespace(&g.Spec); g.Spec.Selector = "Fields" }},
+		{"shardKey is required", func(g *lbv1alpha1.WatchGroup) { byNamespace(&g.Spec); g.Spec.ShardKey = "" }},
+		{"shardKey is required", func(g *lbv1alpha1.WatchGroup) { g.Spec.ShardKey = lbv1alpha1.ShardKeyUID }},
+		{"spec.shardKey", func(g *lbv1alpha1.WatchGroup) { byNamespace(&g.Spec); g.Spec.ShardKey = "Name" }},
+		{"spec.optIn", func(g *lbv1alpha1.WatchGroup) { byNamespace(&g.Spec); g.Spec.OptIn = "" }},
+		{"spec.assignment", func(g *lbv1alpha1.WatchGroup) {
+			byNamespace(&g.Spec)
+			g.Spec.Assignment = lbv1alpha1.AssignmentConsistentHash
+		}},
+		{"spec.resources", func(g *lbv1alpha1.WatchGroup) {
+			byNamespace(&g.Spec)
+			g.Spec.ShardKey = lbv1alpha1.ShardKeyUID
+			g.Spec.Resources = append(g.Spec.Resources, lbv1alpha1.Resource{Resource: "secrets"})
+		}},
 		{"metadata.name must be a DNS label", func(g *lbv1alpha1.WatchGroup) { g.Name = "a.b" }},
 	} {
 		g := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "bad"},
@@ -47,11 +61,24 @@ func TestSpecsAreValidatedByTheAPIServer(t *testing.T) {
 		}
 	}
 	g := newGroup(t, c, ns, nil)
-	for field, change := range map[string]func(){
-		"virtualNodes is immutable": func() { g.Spec.VirtualNodes++ },
+	ranged := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "ranged"},
+		Spec: lbv1alpha1.WatchGroupSpec{Resources: []lbv1alpha1.Resource{{Resource: "secrets"}}}}
+	byNamespace(&ranged.Spec)
+	if err := c.Create(t.Context(), ranged); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func() *lbv1alpha1.WatchGroup{
+		"virtualNodes is immutable": func() *lbv1alpha1.WatchGroup { g := g.DeepCopy(); g.Spec.VirtualNodes++; return g },
+		"selector is immutable":     func() *lbv1alpha1.WatchGroup { g := g.DeepCopy(); byNamespace(&g.Spec); return g },
+		"shardKey is immutable": func() *lbv1alpha1.WatchGroup {
+			g := ranged.DeepCopy()
+			g.Spec.ShardKey = lbv1alpha1.ShardKeyUID
+			return g
+		},
 	} {
-		patch := client.MergeFrom(g.DeepCopy())
-		change()
+		g := change()
+		patch := client.MergeFrom(&lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: g.Name,
+			ResourceVersion: g.ResourceVersion}})
 		if err := c.Patch(t.Context(), g, patch); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}

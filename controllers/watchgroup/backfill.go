@@ -173,13 +173,9 @@ func (b *Backfill) follow(ctx context.Context) error {
 
 // open starts watching the unlabelled objects of a resource.
 func (b *Backfill) open(ctx context.Context, gr schema.GroupResource) (*feed, error) {
-	kind, err := b.Mapper.KindFor(gr.WithVersion(""))
+	mapping, err := mappingOf(b.Mapper, gr)
 	if err != nil {
-		return nil, fmt.Errorf("resource %s: %w", gr, err)
-	}
-	mapping, err := b.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return nil, fmt.Errorf("resource %s: %w", gr, err)
+		return nil, err
 	}
 	informer := metadatainformer.NewFilteredMetadataInformer(b.Metadata, mapping.Resource, metav1.NamespaceAll, 0,
 		cache.Indexers{byOwner: ownerUID, byUID: ownUID},

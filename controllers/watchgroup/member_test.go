@@ -61,6 +61,8 @@ type member struct {
 
 	m     *sharding.Member // under cast.mu
 	fence *sharding.Fence
+
+	unfiltered []sharding.Resource // under cast.mu
 }
 
 func newFence(group *lbv1alpha1.WatchGroup) *sharding.Fence {
@@ -250,7 +252,9 @@ func (m *member) follow(ctx context.Context) {
 	if s.Session != m.m.Session() {
 		return
 	}
-	status := wire.SliceStatus(m.m.Status(m.now()))
+	said := m.m.Status(m.now())
+	said.Unfiltered = m.unfiltered
+	status := wire.SliceStatus(said)
 	if equality.Semantic.DeepEqual(status, o.Status) {
 		return
 	}

@@ -29,8 +29,8 @@ type scheme struct {
 	siblings map[schema.GroupResource]bool
 }
 
-// schemes says how the objects of each resource are labelled, and which groups are refused. Older groups come first, so that
-// one that is added by mistake takes nothing from one that works.
+// schemes says how the objects of each resource are labelled, by the groups with labels, and which groups are refused. Older
+// groups come first, so that one that is added by mistake takes nothing from one that works.
 func schemes(groups []lbv1alpha1.WatchGroup) (map[schema.GroupResource]scheme, map[string]*refusal) {
 	sorted := slices.Clone(groups)
 	slices.SortFunc(sorted, func(a, b lbv1alpha1.WatchGroup) int {
@@ -44,6 +44,9 @@ func schemes(groups []lbv1alpha1.WatchGroup) (map[schema.GroupResource]scheme, m
 		if r := refuse(g, byResource); r != nil {
 			refused[name(g)] = r
 			continue
+		}
+		if byRange(g) {
+			continue // its objects are not labelled
 		}
 		spec := g.Spec.WithDefaults()
 		if spec.OptIn == lbv1alpha1.OptInNone {
@@ -71,8 +74,8 @@ func refuse(g *lbv1alpha1.WatchGroup, older map[schema.GroupResource]scheme) *re
 	if _, err := wire.Coordinator("check", spec); err != nil {
 		return &refusal{lbv1alpha1.ReasonInvalid, err.Error()}
 	}
-	if spec.OptIn == lbv1alpha1.OptInNone {
-		return nil
+	if spec.OptIn == lbv1alpha1.OptInNone || byRange(g) {
+		return nil // no number stands on its objects that others could contradict
 	}
 	for i, res := range spec.Resources {
 		s, ok := older[schema.GroupResource{Group: res.Group, Resource: res.Resource}]
@@ -94,5 +97,8 @@ func (r *Reconciler) refusal(ctx context.Context, group *lbv1alpha1.WatchGroup) 
 		return nil, fmt.Errorf("listing WatchGroups: %w", err)
 	}
 	_, refused := schemes(list.Items)
-	return refused[name(group)], nil
+	if why := refused[name(group)]; why != nil {
+		return why, nil
+	}
+	return scopeRefusal(ctx, r.Client.RESTMapper(), group.Spec), nil
 }

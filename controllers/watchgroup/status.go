@@ -69,6 +69,9 @@ func (r *Reconciler) report(ctx context.Context, group *lbv1alpha1.WatchGroup, t
 		set(group, s, movingCondition(c))
 		s.UnownedObjects = unowned
 		r.reportObjects(group, s)
+		if byRange(group) {
+			r.reportRanges(group, s, v)
+		}
 	})
 }
 
