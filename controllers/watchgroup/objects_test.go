@@ -13,6 +13,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -429,6 +430,41 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	}
 }
 
+// The status of a built-in kind takes labels, too: that way is no way around the policy.
+func TestLabelsAreNotEditedThroughASubresource(t *testing.T) {
+	e := deploy(t, all, func(s *lbv1alpha1.WatchGroupSpec) {
+		s.Resources = append(s.Resources, lbv1alpha1.Resource{Resource: "pods"})
+	})
+	e.guarded()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "p", Annotations: optIn},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}, NodeName: "nowhere",
+			ServiceAccountName: "default"}}
+	var labelled labels
+	eventually(t, "a Pod is labelled when it is created", func() string {
+		probe := pod.DeepCopy()
+		if err := e.c.Create(t.Context(), probe, client.DryRunAll); err != nil || read(probe) == (labels{}) {
+			return fmt.Sprintf("it carries %v (%v)", read(probe), err)
+		}
+		return ""
+	})
+	if err := e.c.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	labelled = read(pod)
+	edit := client.RawPatch("application/merge-patch+json",
+		[]byte(`{"metadata":{"labels":{"loadbalance.k8s.io/vn":"99"}},"status":{"message":"edited"}}`))
+	eventually(t, "an edit by the status is refused", func() string {
+		if err := e.c.Status().Patch(t.Context(), pod.DeepCopy(), edit, client.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Sprintf("it ended with %v", err)
+		}
+		return ""
+	})
+	status := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"message":"as kubelet writes"}}`))
+	if err := e.c.Status().Patch(t.Context(), pod, status); err != nil || read(pod) != labelled {
+		t.Errorf("a status ended with %v, and %v", err, read(pod))
+	}
+}
+
 // While the webhook is down objects are created all the same. They are labelled later, and so are those whose labels are none
 // of a Virtual Node's.
 func TestWhatTheWebhookMissedIsLabelledLater(t *testing.T) {
@@ -612,7 +648,7 @@ func TestAMembershipChangeWritesNoObject(t *testing.T) {
 // The rules of webhook and policy name the groups' resources and nothing else.
 func TestRulesFollowTheGroups(t *testing.T) {
 	e := deploy(t, all, nil).guarded()
-	want := func(what string, check func(rule admissionregistrationv1.Rule) bool) {
+	want := func(what string, whole, all string) {
 		t.Helper()
 		eventually(t, what, func() string {
 			config := &admissionregistrationv1.MutatingWebhookConfiguration{}
@@ -622,15 +658,14 @@ func TestRulesFollowTheGroups(t *testing.T) {
 				return err.Error()
 			}
 			a, b := config.Webhooks[0].Rules, policy.Spec.MatchConstraints.ResourceRules
-			if len(a) != 1 || len(b) != 1 || !check(a[0].Rule) || !check(b[0].Rule) {
+			if len(a) != 1 || len(b) != 1 || fmt.Sprint(a[0].APIGroups, a[0].Resources) != whole ||
+				fmt.Sprint(b[0].APIGroups, b[0].Resources) != all {
 				return fmt.Sprintf("%v, %v", a, b)
 			}
 			return ""
 		})
 	}
-	want("parents and children", func(r admissionregistrationv1.Rule) bool {
-		return fmt.Sprint(r.APIGroups, r.Resources) == "[example.com] [children parents]"
-	})
+	want("parents and children", "[example.com] [children parents]", "[example.com] [children parents children/* parents/*]")
 	removeGroups(t, e.c, e.namespace)
-	want("nothing", func(r admissionregistrationv1.Rule) bool { return fmt.Sprint(r.Resources) == "[nothing]" })
+	want("nothing", "[loadbalance.k8s.io] [nothing]", "[loadbalance.k8s.io] [nothing nothing/*]")
 }

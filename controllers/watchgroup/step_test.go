@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 	"strings"
 	"testing"
@@ -534,6 +535,7 @@ func TestAWriteWithoutAnAnswerEndsTheClaim(t *testing.T) {
 		"no answer":              {errors.New("connection reset by peer"), true},
 		"the server is at fault": {apierrors.NewInternalError(errors.New("etcdserver: leader changed")), true},
 		"the server gave it up":  {apierrors.NewTimeoutError("request did not complete", 1), true},
+		"a proxy gave it up":     {apierrors.NewGenericServerResponse(http.StatusRequestTimeout, "put", lbv1alpha1.GroupVersion.WithResource("virtualnodeslices").GroupResource(), "x", "", 0, false), true},
 		"a proxy's answer":       {apierrors.NewServiceUnavailable("try again"), true},
 		"refused":                {apierrors.NewForbidden(lbv1alpha1.GroupVersion.WithResource("virtualnodeslices").GroupResource(), "x", nil), false},
 		"too much at once":       {apierrors.NewTooManyRequestsError("slow down"), false},
