@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -547,6 +548,91 @@ func TestObjectsThatStayUnlabelledAreReported(t *testing.T) {
 		return ""
 	})
 }
+
+// A group that comes back with another number of Virtual Nodes finds objects with numbers that are none of its own: they are
+// mended at once, and not in the next period.
+func TestLabelsFollowAGroupThatComesBackWithOtherNumbers(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	e.group = newGroup(t, c, ns, family)
+	e.process = start(t, apiServer, Options{Backfill: true})
+	var parents []*unstructured.Unstructured
+	for i := range 20 {
+		parents = append(parents, e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn)))
+	}
+	labelled := func(v int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("all carry numbers below %d", v), func() string {
+			for _, p := range parents {
+				if _, ok := read(e.get(p)).valid(sharding.BucketsFor(v, sharding.DefaultMaxBuckets)); !ok {
+					return fmt.Sprintf("%s carries %v", p.GetName(), read(p))
+				}
+			}
+			return ""
+		})
+	}
+	labelled(100)
+	removeGroups(t, c, ns)
+	e.group = newGroup(t, c, ns, func(s *lbv1alpha1.WatchGroupSpec) { family(s); s.VirtualNodes = 10 })
+	labelled(10)
+}
+
+// While a new coordinator has not seen the objects yet, the alarm of the one before stands.
+func TestAnAlarmOutlivesItsCoordinator(t *testing.T) {
+	c, ns := api(t)
+	group := newGroup(t, c, ns, family)
+	r := &Reconciler{Backfill: &Backfill{}}
+	status := lbv1alpha1.WatchGroupStatus{UnlabelledObjects: 3}
+	set(group, &status, metav1.Condition{Type: lbv1alpha1.ConditionUnlabelled, Status: metav1.ConditionTrue,
+		Reason: lbv1alpha1.ReasonBackfill})
+	r.reportObjects(group, &status)
+	if status.UnlabelledObjects != 3 || !meta.IsStatusConditionTrue(status.Conditions, lbv1alpha1.ConditionUnlabelled) {
+		t.Errorf("a backfill that has seen nothing says %+v", status)
+	}
+}
+
+// A watch that goes on failing is an alarm, too, though it had begun well: nobody knows then which objects are unlabelled. One
+// that fails once is begun again and goes on where it was.
+func TestAWatchThatGoesOnFailingIsReported(t *testing.T) {
+	lost := errors.New("the right to watch is gone")
+	informer := &movedInformer{version: "7", synced: true}
+	f := &feed{informer: informer}
+	now := time.Now()
+	report := func() error { return f.failing() }
+	if report() != nil {
+		t.Error("nothing has failed")
+	}
+	f.failed(lost, now)
+	if report() != nil {
+		t.Error("once is no reason")
+	}
+	f.failed(lost, now.Add(labelGrace))
+	if !errors.Is(report(), lost) {
+		t.Errorf("it fails for %s, and reports %v", labelGrace, report())
+	}
+	informer.version = "8"
+	if report() != nil {
+		t.Error("the watch goes on, and is reported")
+	}
+	f.failed(lost, now.Add(time.Hour))
+	if report() != nil {
+		t.Error("once after a while is no reason either")
+	}
+	informer.synced = false
+	if !errors.Is(report(), lost) {
+		t.Error("a watch that has never come to anything is not reported")
+	}
+}
+
+// A movedInformer has come to a version.
+type movedInformer struct {
+	cache.SharedIndexInformer
+	version string
+	synced  bool
+}
+
+func (i *movedInformer) LastSyncResourceVersion() string { return i.version }
+func (i *movedInformer) HasSynced() bool                 { return i.synced }
 
 func TestAResourceThatIsNotServedIsNamed(t *testing.T) {
 	c, ns := api(t)
