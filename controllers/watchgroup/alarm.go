@@ -27,8 +27,9 @@ const (
 	countPeriod  = 30 * time.Second
 )
 
-// An arrear is what the backfill has not labelled of a resource.
+// An arrear is what the backfill has not labelled of a resource. known is set once it has seen what there is.
 type arrear struct {
+	known   bool
 	objects int
 	oldest  time.Time
 	err     string
@@ -43,9 +44,11 @@ func (b *Backfill) arrears(now time.Time) map[schema.GroupResource]arrear {
 		all[gr] = arrear{err: err.Error()}
 	}
 	for gr, f := range b.feeds {
-		if f.err != nil && !f.informer.HasSynced() {
-			all[gr] = arrear{err: fmt.Sprintf("resource %s: %v", gr, f.err)}
+		a := arrear{known: f.informer.HasSynced()}
+		if err := f.failing(); err != nil {
+			a.err = fmt.Sprintf("resource %s: %v", gr, err)
 		}
+		all[gr] = a
 	}
 	for it, created := range b.waiting {
 		if now.Sub(created) < labelGrace {
@@ -70,6 +73,14 @@ func (b *Backfill) tell() {
 	}
 }
 
+func resourcesOf(group *lbv1alpha1.WatchGroup) map[schema.GroupResource]bool {
+	all := make(map[schema.GroupResource]bool, len(group.Spec.Resources))
+	for _, res := range group.Spec.Resources {
+		all[schema.GroupResource{Group: res.Group, Resource: res.Resource}] = true
+	}
+	return all
+}
+
 // reportObjects says in a group's status which of its objects no member sees.
 func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.WatchGroupStatus) {
 	if r.Backfill == nil || byRange(group) {
@@ -87,6 +98,9 @@ func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.W
 		if failure == "" {
 			failure = a.err
 		}
+	}
+	if failure == "" && !r.Backfill.synced(resourcesOf(group)) {
+		return // what the status says is better than nothing: it is a coordinator's that has seen the objects
 	}
 	s.UnlabelledObjects, s.OldestUnlabelled = int32(sum.objects), nil
 	if !sum.oldest.IsZero() {
@@ -192,10 +206,17 @@ func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, options
 	}
 }
 
+// An audited resource has been looked at as a whole, for a division into buckets.
+type audited struct {
+	buckets sharding.Buckets
+	at      time.Time
+}
+
 // audits looks at all labelled objects now and then: one whose labels are not those of a Virtual Node of its group is found
-// by no member, and by no watch for unlabelled objects either.
+// by no member, and by no watch for unlabelled objects either. So are all at once where a group comes back with another
+// number of Virtual Nodes: nobody waits for the next period then.
 func (b *Backfill) audits(ctx context.Context) {
-	done := make(map[schema.GroupResource]time.Time)
+	done := make(map[schema.GroupResource]audited)
 	ticks := time.NewTicker(feedPeriod)
 	defer ticks.Stop()
 	for {
@@ -210,7 +231,8 @@ func (b *Backfill) audits(ctx context.Context) {
 		}
 		for gr, s := range all {
 			f := b.feed(gr)
-			if f == nil || !f.informer.HasSynced() || time.Since(done[gr]) < b.AuditPeriod {
+			last := done[gr]
+			if f == nil || !f.informer.HasSynced() || (last.buckets == s.buckets && time.Since(last.at) < b.AuditPeriod) {
 				continue
 			}
 			if err := b.audit(ctx, all, s, f.mapping); err != nil {
@@ -219,7 +241,7 @@ func (b *Backfill) audits(ctx context.Context) {
 				}
 				continue
 			}
-			done[gr] = time.Now()
+			done[gr] = audited{s.buckets, time.Now()}
 		}
 	}
 }

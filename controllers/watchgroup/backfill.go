@@ -73,7 +73,28 @@ type feed struct {
 	mapping  *meta.RESTMapping
 	informer cache.SharedIndexInformer
 	cancel   context.CancelFunc
-	err      error // the last one of its watch
+
+	err         error     // the last one of its watch
+	first, last time.Time // of the errors since the watch has brought anything
+	version     string    // that the watch had come to then
+}
+
+// failed records an error of the watch.
+func (f *feed) failed(err error, now time.Time) {
+	if version := f.informer.LastSyncResourceVersion(); f.err == nil || version != f.version {
+		f.first, f.version = now, version
+	}
+	f.err, f.last = err, now
+}
+
+// failing returns why the feed does not know which objects are unlabelled, nil if it does. A watch that fails once is no
+// reason: it is begun again, and goes on where it was.
+func (f *feed) failing() error {
+	if f.err == nil || f.informer.LastSyncResourceVersion() != f.version ||
+		(f.informer.HasSynced() && f.last.Sub(f.first) < labelGrace) {
+		return nil
+	}
+	return f.err
 }
 
 const (
@@ -190,7 +211,7 @@ func (b *Backfill) open(ctx context.Context, gr schema.GroupResource) (*feed, er
 		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			f.err = err
+			f.failed(err, time.Now())
 		})); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", gr, err)
 	}

@@ -210,6 +210,34 @@ func TestAnUnreadyMemberIsDrained(t *testing.T) {
 	k.share(map[string]int{"a": 50, "b": 50})
 }
 
+// Somebody deletes a Pod: its process has its grace period, and hands over what it has meanwhile.
+func TestAMemberWhosePodIsDeletedIsDrained(t *testing.T) {
+	c, ns := api(t)
+	k := newCast(t, c, newGroup(t, c, ns, slowLease))
+	start(t, apiServer, coordinate)
+	k.join("a", nil)
+	p := k.newPod("b")
+	k.join("b", p)
+	k.share(map[string]int{"a": 50, "b": 50})
+	if err := c.Delete(t.Context(), p, client.GracePeriodSeconds(600)); err != nil {
+		t.Fatal(err)
+	}
+	k.share(map[string]int{"a": 100, "b": 0})
+}
+
+// Nobody waits for a timer where a Lease has been released.
+func TestAReleasedLeaseIsNoticed(t *testing.T) {
+	c, ns := api(t)
+	k := newCast(t, c, newGroup(t, c, ns, slowLease))
+	start(t, apiServer, coordinate)
+	k.join("a", nil)
+	b := k.join("b", nil)
+	k.share(map[string]int{"a": 50, "b": 50})
+	k.quiet(2)
+	b.leave()
+	k.quiet(1)
+}
+
 func TestTwoCoordinatorsAtOnceDoNoHarm(t *testing.T) {
 	c, ns := api(t)
 	k := newCast(t, c, newGroup(t, c, ns, nil))

@@ -30,7 +30,7 @@ func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "controller"}}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "family-members"}, Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{"example.com"}, Resources: []string{"parents"}, Verbs: []string{"get", "patch"}}}}
+		APIGroups: []string{"example.com"}, Resources: []string{"parents", "children"}, Verbs: []string{"get", "patch", "create"}}}}
 	install(t, e.c, account, role, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "family-members"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: e.namespace, Name: account.Name}},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
@@ -92,6 +92,14 @@ func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
 		})
 		if err := writer[own].Patch(t.Context(), o.DeepCopy(), touch); err != nil {
 			t.Errorf("a write by the owner %s ended with %v", own, err)
+		}
+		child := e.object(childKind, fmt.Sprintf("c%02d", i), nil, o)
+		if err := writer[other].Create(t.Context(), child.DeepCopy()); !apierrors.IsForbidden(err) ||
+			!strings.Contains(err.Error(), "is not owned by "+other) {
+			t.Errorf("a child by the other member %s ended with %v", other, err)
+		}
+		if err := writer[own].Create(t.Context(), child); err != nil {
+			t.Errorf("a child by the owner %s ended with %v", own, err)
 		}
 	}
 	if len(seen) != 2 {

@@ -120,6 +120,10 @@ func (g *Guards) followPolicy(ctx context.Context, list []admissionregistrationv
 	}
 	var next []admissionregistrationv1.NamedRuleWithOperations
 	for _, rule := range list {
+		// The status of a built-in kind takes labels, too. What is no whole object, such as a Scale, has none and passes.
+		for _, resource := range rule.Resources {
+			rule.Resources = append(rule.Resources[:len(rule.Resources):len(rule.Resources)], resource+"/*")
+		}
 		next = append(next, admissionregistrationv1.NamedRuleWithOperations{
 			RuleWithOperations: admissionregistrationv1.RuleWithOperations{
 				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update}, Rule: rule,

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -429,6 +431,41 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	}
 }
 
+// The status of a built-in kind takes labels, too: that way is no way around the policy.
+func TestLabelsAreNotEditedThroughASubresource(t *testing.T) {
+	e := deploy(t, all, func(s *lbv1alpha1.WatchGroupSpec) {
+		s.Resources = append(s.Resources, lbv1alpha1.Resource{Resource: "pods"})
+	})
+	e.guarded()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "p", Annotations: optIn},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}, NodeName: "nowhere",
+			ServiceAccountName: "default"}}
+	var labelled labels
+	eventually(t, "a Pod is labelled when it is created", func() string {
+		probe := pod.DeepCopy()
+		if err := e.c.Create(t.Context(), probe, client.DryRunAll); err != nil || read(probe) == (labels{}) {
+			return fmt.Sprintf("it carries %v (%v)", read(probe), err)
+		}
+		return ""
+	})
+	if err := e.c.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	labelled = read(pod)
+	edit := client.RawPatch("application/merge-patch+json",
+		[]byte(`{"metadata":{"labels":{"loadbalance.k8s.io/vn":"99"}},"status":{"message":"edited"}}`))
+	eventually(t, "an edit by the status is refused", func() string {
+		if err := e.c.Status().Patch(t.Context(), pod.DeepCopy(), edit, client.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Sprintf("it ended with %v", err)
+		}
+		return ""
+	})
+	status := client.RawPatch("application/merge-patch+json", []byte(`{"status":{"message":"as kubelet writes"}}`))
+	if err := e.c.Status().Patch(t.Context(), pod, status); err != nil || read(pod) != labelled {
+		t.Errorf("a status ended with %v, and %v", err, read(pod))
+	}
+}
+
 // While the webhook is down objects are created all the same. They are labelled later, and so are those whose labels are none
 // of a Virtual Node's.
 func TestWhatTheWebhookMissedIsLabelledLater(t *testing.T) {
@@ -511,6 +548,91 @@ func TestObjectsThatStayUnlabelledAreReported(t *testing.T) {
 		return ""
 	})
 }
+
+// A group that comes back with another number of Virtual Nodes finds objects with numbers that are none of its own: they are
+// mended at once, and not in the next period.
+func TestLabelsFollowAGroupThatComesBackWithOtherNumbers(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	e.group = newGroup(t, c, ns, family)
+	e.process = start(t, apiServer, Options{Backfill: true})
+	var parents []*unstructured.Unstructured
+	for i := range 20 {
+		parents = append(parents, e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn)))
+	}
+	labelled := func(v int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("all carry numbers below %d", v), func() string {
+			for _, p := range parents {
+				if _, ok := read(e.get(p)).valid(sharding.BucketsFor(v, sharding.DefaultMaxBuckets)); !ok {
+					return fmt.Sprintf("%s carries %v", p.GetName(), read(p))
+				}
+			}
+			return ""
+		})
+	}
+	labelled(100)
+	removeGroups(t, c, ns)
+	e.group = newGroup(t, c, ns, func(s *lbv1alpha1.WatchGroupSpec) { family(s); s.VirtualNodes = 10 })
+	labelled(10)
+}
+
+// While a new coordinator has not seen the objects yet, the alarm of the one before stands.
+func TestAnAlarmOutlivesItsCoordinator(t *testing.T) {
+	c, ns := api(t)
+	group := newGroup(t, c, ns, family)
+	r := &Reconciler{Backfill: &Backfill{}}
+	status := lbv1alpha1.WatchGroupStatus{UnlabelledObjects: 3}
+	set(group, &status, metav1.Condition{Type: lbv1alpha1.ConditionUnlabelled, Status: metav1.ConditionTrue,
+		Reason: lbv1alpha1.ReasonBackfill})
+	r.reportObjects(group, &status)
+	if status.UnlabelledObjects != 3 || !meta.IsStatusConditionTrue(status.Conditions, lbv1alpha1.ConditionUnlabelled) {
+		t.Errorf("a backfill that has seen nothing says %+v", status)
+	}
+}
+
+// A watch that goes on failing is an alarm, too, though it had begun well: nobody knows then which objects are unlabelled. One
+// that fails once is begun again and goes on where it was.
+func TestAWatchThatGoesOnFailingIsReported(t *testing.T) {
+	lost := errors.New("the right to watch is gone")
+	informer := &movedInformer{version: "7", synced: true}
+	f := &feed{informer: informer}
+	now := time.Now()
+	report := func() error { return f.failing() }
+	if report() != nil {
+		t.Error("nothing has failed")
+	}
+	f.failed(lost, now)
+	if report() != nil {
+		t.Error("once is no reason")
+	}
+	f.failed(lost, now.Add(labelGrace))
+	if !errors.Is(report(), lost) {
+		t.Errorf("it fails for %s, and reports %v", labelGrace, report())
+	}
+	informer.version = "8"
+	if report() != nil {
+		t.Error("the watch goes on, and is reported")
+	}
+	f.failed(lost, now.Add(time.Hour))
+	if report() != nil {
+		t.Error("once after a while is no reason either")
+	}
+	informer.synced = false
+	if !errors.Is(report(), lost) {
+		t.Error("a watch that has never come to anything is not reported")
+	}
+}
+
+// A movedInformer has come to a version.
+type movedInformer struct {
+	cache.SharedIndexInformer
+	version string
+	synced  bool
+}
+
+func (i *movedInformer) LastSyncResourceVersion() string { return i.version }
+func (i *movedInformer) HasSynced() bool                 { return i.synced }
 
 func TestAResourceThatIsNotServedIsNamed(t *testing.T) {
 	c, ns := api(t)
@@ -612,7 +734,7 @@ func TestAMembershipChangeWritesNoObject(t *testing.T) {
 // The rules of webhook and policy name the groups' resources and nothing else.
 func TestRulesFollowTheGroups(t *testing.T) {
 	e := deploy(t, all, nil).guarded()
-	want := func(what string, check func(rule admissionregistrationv1.Rule) bool) {
+	want := func(what string, whole, all string) {
 		t.Helper()
 		eventually(t, what, func() string {
 			config := &admissionregistrationv1.MutatingWebhookConfiguration{}
@@ -622,15 +744,14 @@ func TestRulesFollowTheGroups(t *testing.T) {
 				return err.Error()
 			}
 			a, b := config.Webhooks[0].Rules, policy.Spec.MatchConstraints.ResourceRules
-			if len(a) != 1 || len(b) != 1 || !check(a[0].Rule) || !check(b[0].Rule) {
+			if len(a) != 1 || len(b) != 1 || fmt.Sprint(a[0].APIGroups, a[0].Resources) != whole ||
+				fmt.Sprint(b[0].APIGroups, b[0].Resources) != all {
 				return fmt.Sprintf("%v, %v", a, b)
 			}
 			return ""
 		})
 	}
-	want("parents and children", func(r admissionregistrationv1.Rule) bool {
-		return fmt.Sprint(r.APIGroups, r.Resources) == "[example.com] [children parents]"
-	})
+	want("parents and children", "[example.com] [children parents]", "[example.com] [children parents children/* parents/*]")
 	removeGroups(t, e.c, e.namespace)
-	want("nothing", func(r admissionregistrationv1.Rule) bool { return fmt.Sprint(r.Resources) == "[nothing]" })
+	want("nothing", "[loadbalance.k8s.io] [nothing]", "[loadbalance.k8s.io] [nothing nothing/*]")
 }

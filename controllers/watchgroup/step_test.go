@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"reflect"
 	"strings"
 	"testing"
@@ -527,6 +528,7 @@ func TestWritesDependOnWhatWasRead(t *testing.T) {
 
 // Nothing is decided under the same claim as a write that may still land; a write that was refused cannot.
 func TestAWriteWithoutAnAnswerEndsTheClaim(t *testing.T) {
+	slices := lbv1alpha1.GroupVersion.WithResource("virtualnodeslices").GroupResource()
 	for name, test := range map[string]struct {
 		err     error
 		unknown bool
@@ -534,8 +536,9 @@ func TestAWriteWithoutAnAnswerEndsTheClaim(t *testing.T) {
 		"no answer":              {errors.New("connection reset by peer"), true},
 		"the server is at fault": {apierrors.NewInternalError(errors.New("etcdserver: leader changed")), true},
 		"the server gave it up":  {apierrors.NewTimeoutError("request did not complete", 1), true},
+		"a proxy gave it up":     {apierrors.NewGenericServerResponse(http.StatusRequestTimeout, "put", slices, "x", "", 0, false), true},
 		"a proxy's answer":       {apierrors.NewServiceUnavailable("try again"), true},
-		"refused":                {apierrors.NewForbidden(lbv1alpha1.GroupVersion.WithResource("virtualnodeslices").GroupResource(), "x", nil), false},
+		"refused":                {apierrors.NewForbidden(slices, "x", nil), false},
 		"too much at once":       {apierrors.NewTooManyRequestsError("slow down"), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -36,14 +37,14 @@ func (r *Reconciler) write(ctx context.Context, do func(context.Context) error) 
 }
 
 // refused reports whether the API server has answered that it did not do what it was asked for. It does not say so when it
-// is overwhelmed in the middle of a request.
+// is overwhelmed in the middle of a request, and a proxy says nothing by 408 of what has become of it.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return false
 	}
 	code := status.Status().Code
-	return code >= 400 && code < 500 && !apierrors.IsTimeout(err)
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
 // maxWrites bounds how many slices of a group are written at a time.

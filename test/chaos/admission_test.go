@@ -22,8 +22,12 @@ import (
 // behind a Service.
 type admission struct {
 	certDir, caFile string
+	ca              []byte
 	ports           []int
 }
+
+func (a *admission) cert() string { return filepath.Join(a.certDir, "tls.crt") }
+func (a *admission) key() string  { return filepath.Join(a.certDir, "tls.key") }
 
 // admit installs webhook and policy as they are deployed, but for the webhook's address.
 func (c *cluster) admit(root string, coordinators int) {
@@ -34,7 +38,7 @@ func (c *cluster) admit(root string, coordinators int) {
 	}
 	c.t.Cleanup(func() { _ = serving.Cleanup() })
 	a := &c.admission
-	a.certDir, a.caFile = serving.LocalServingCertDir, c.path("webhook-ca.crt")
+	a.certDir, a.caFile, a.ca = serving.LocalServingCertDir, c.path("webhook-ca.crt"), serving.LocalServingCAData
 	if err := os.WriteFile(a.caFile, serving.LocalServingCAData, 0o644); err != nil {
 		c.t.Fatal(err)
 	}

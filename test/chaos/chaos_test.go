@@ -107,6 +107,11 @@ func (c *cluster) rage(s settings) {
 
 	c.eventually("all members have their share again", func(ctx context.Context) error { return c.settled(ctx, len(c.members)) })
 	c.eventually("every Parent has exactly one Child", c.complete)
+	for i, line := range c.denied(append(f.restarts, c.begun)) {
+		if i < 5 {
+			c.t.Errorf("a right is missing: %s", line)
+		}
+	}
 }
 
 // quiet waits for so long after the last fault that whatever has not been reconciled by then is late.
@@ -129,7 +134,7 @@ func (c *cluster) history() []history.Record {
 	}
 	c.eventually("all members have told what they cache", func(context.Context) error {
 		for _, m := range c.members {
-			lines, err := recording.Load(m.record(m.lives))
+			lines, err := recording.Load(m.record(m.life()))
 			if err != nil {
 				return err
 			}
@@ -139,8 +144,9 @@ func (c *cluster) history() []history.Record {
 		}
 		return nil
 	})
+	c.ending.Store(true)
 	for _, m := range c.members {
-		_ = m.process.Kill() // all has been told; they need not take leave of each other
+		m.kill() // all has been told; they need not take leave of each other
 	}
 	if err := c.group.StopProcesses(20 * time.Second); err != nil {
 		c.t.Fatal(err)

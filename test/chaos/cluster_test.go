@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/clientcmd"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,7 +26,6 @@ import (
 	v1alpha1 "github.com/drover-sh/drover/examples/parentchild/api/v1alpha1"
 	"github.com/drover-sh/drover/examples/parentchild/recording"
 	"github.com/drover-sh/drover/internal/controlplane"
-	"github.com/drover-sh/drover/internal/link"
 	"github.com/drover-sh/drover/internal/process"
 	"github.com/drover-sh/drover/sharding"
 	"github.com/drover-sh/drover/sharding/history"
@@ -87,7 +84,11 @@ type cluster struct {
 
 	admission    admission
 	members      []*member
-	coordinators []*coordinator
+	coordinators []*program
+	coordinator  string // the kubeconfig of all coordinators
+	controller   string // that of all members, but for the address
+	ending       atomic.Bool
+	begun        time.Time // when rights were given
 }
 
 type options struct {
@@ -139,6 +140,8 @@ func start(t *testing.T, o options) *cluster {
 	c.ticks()
 	c.admit(root, o.coordinators)
 	c.setUp(o)
+	c.authorize(root)
+	c.begun = time.Now()
 	for i := range o.coordinators {
 		c.coordinators = append(c.coordinators, c.newCoordinator(i))
 	}
@@ -228,98 +231,7 @@ func (c *cluster) setUp(o options) {
 	}
 }
 
-// A coordinator is one process of cmd/coordinator.
-type coordinator struct {
-	c       *cluster
-	name    string
-	process *process.Process
-}
-
-func (c *cluster) newCoordinator(i int) *coordinator {
-	p := &coordinator{c: c, name: fmt.Sprintf("coordinator-%d", i)}
-	config := fmt.Sprintf(`apiVersion: config.drover.sh/v1alpha1
-kind: CoordinatorConfiguration
-namespace: %s
-metricsBindAddress: "0"
-healthProbeBindAddress: "0"
-webhook: {bindAddress: "127.0.0.1:%d", certFile: %q, keyFile: %q, caFile: %q}
-backfill: {qps: 1000, burst: 1000}
-leaderElection: {leaseDuration: 4s, renewDeadline: 3s, retryPeriod: 500ms}
-`, namespace, c.admission.ports[i], filepath.Join(c.admission.certDir, "tls.crt"), filepath.Join(c.admission.certDir, "tls.key"),
-		c.admission.caFile)
-	if err := os.WriteFile(c.path(p.name+".yaml"), []byte(config), 0o644); err != nil {
-		c.t.Fatal(err)
-	}
-	p.start()
-	return p
-}
-
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
-
-func (p *coordinator) start() {
-	p.process = p.c.launch(process.Spec{
-		Name: p.name, Path: filepath.Join(p.c.bin, "coordinator"),
-		Args: []string{"--config", p.c.path(p.name + ".yaml"), "--kubeconfig", p.c.cp.Kubeconfig(), "-v", "1"},
-	})
-}
-
-func (c *cluster) launch(spec process.Spec) *process.Process {
-	spec.Env = []string{"POD_NAME=", "POD_NAMESPACE=", "POD_UID=", "CONTAINER_NAME="} // nobody runs in a Pod here
-	p, err := c.group.Start(spec)
-	if err != nil {
-		c.t.Errorf("%v", err) // not Fatal: other goroutines start processes, too
-	}
-	return p
-}
-
-// A member is one replica of the sample controller, which may have had many lives.
-type member struct {
-	c          *cluster
-	name       string
-	link       *link.Link
-	kubeconfig string
-	process    *process.Process
-	lives      int
-}
-
-func (c *cluster) newMember(i int) *member {
-	c.t.Helper()
-	api, err := url.Parse(c.cp.Config().Host)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	m := &member{c: c, name: fmt.Sprintf("member-%d", i), link: newLink(c.t, api.Host)}
-	config, err := clientcmd.LoadFromFile(c.cp.Kubeconfig())
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, cluster := range config.Clusters {
-		cluster.Server = "https://" + m.link.Address()
-	}
-	m.kubeconfig = c.path(m.name + ".kubeconfig")
-	if err := clientcmd.WriteToFile(*config, m.kubeconfig); err != nil {
-		c.t.Fatal(err)
-	}
-	m.start()
-	return m
-}
-
-func (m *member) start() {
-	m.lives++
-	m.process = m.c.launch(process.Spec{
-		Name: m.name, Path: filepath.Join(m.c.bin, "parentchild"),
-		Args: []string{
-			"controller", "--kubeconfig", m.kubeconfig, "--watch-group", groupName, "--namespace", namespace, "--member", m.name,
-			"--record", m.record(m.lives), "--qps", "-1", "--leave-timeout", "10s",
-		},
-	})
-}
-
-func (m *member) record(life int) string {
-	return m.c.path(fmt.Sprintf("%s-life-%d.jsonl", m.name, life))
-}
-
-func (m *member) signal(s syscall.Signal) { _ = syscall.Kill(-m.process.PID(), s) }
 
 // note records a fault, or its end.
 func (c *cluster) note(who, what string) {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -20,6 +21,9 @@ type faults struct {
 	mu     sync.Mutex
 	broken map[string]bool
 	counts map[string]int
+
+	lagging  atomic.Int32
+	restarts []time.Time // of the API server, their begin and their end
 }
 
 func newFaults(c *cluster, seed uint64) *faults {
@@ -58,7 +62,7 @@ const maxBroken = 3
 // kinds of faults, as often as they are among as many.
 var kinds = []string{
 	"kill", "kill", "kill", "kill", "pause", "pause", "pause", "partition", "partition", "partition", "leave", "leave",
-	"rolling restart", "coordinator kill", "coordinator kill", "coordinator kill", "API server restart",
+	"lag", "lag", "lag", "rolling restart", "coordinator kill", "coordinator kill", "coordinator kill", "API server restart",
 }
 
 // next lets the next fault happen. One that is not possible now comes again later.
@@ -83,7 +87,7 @@ func (f *faults) let(kind string) bool {
 	switch kind {
 	case "kill":
 		return f.on(m.name, kind, func() {
-			_ = m.process.Kill()
+			m.kill()
 			pause(context.Background(), short)
 			m.start()
 		})
@@ -99,9 +103,25 @@ func (f *faults) let(kind string) bool {
 			pause(context.Background(), long)
 			m.link.Heal()
 		})
+	case "lag":
+		// All watches fall behind, and somebody leaves and comes back: what changes hands was written a moment ago, and is in
+		// no cache yet.
+		behind := f.between(200*time.Millisecond, 700*time.Millisecond)
+		return f.on(m.name, kind, func() {
+			f.lagging.Add(1)
+			f.fallBehind(behind)
+			pause(context.Background(), time.Second)
+			m.stop()
+			pause(context.Background(), short)
+			m.start()
+			pause(context.Background(), long)
+			if f.lagging.Add(-1) == 0 {
+				f.fallBehind(0)
+			}
+		})
 	case "leave":
 		return f.on(m.name, kind, func() {
-			_ = m.process.Stop(30 * time.Second)
+			m.stop()
 			pause(context.Background(), short)
 			m.start()
 		})
@@ -109,7 +129,7 @@ func (f *faults) let(kind string) bool {
 		return f.rolling(kind)
 	case "coordinator kill":
 		return f.on(p.name, kind, func() {
-			_ = p.process.Kill()
+			p.kill()
 			pause(context.Background(), short)
 			p.start()
 		})
@@ -117,10 +137,19 @@ func (f *faults) let(kind string) bool {
 		return f.on("kube-apiserver", kind, func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
+			f.restarts = append(f.restarts, time.Now()) // one at a time
 			if err := f.c.cp.RestartAPIServer(ctx); err != nil {
 				f.c.t.Errorf("%v", err)
 			}
+			f.restarts = append(f.restarts, time.Now())
 		})
+	}
+}
+
+// fallBehind sets how late all members' watches are.
+func (f *faults) fallBehind(by time.Duration) {
+	for _, m := range f.c.members {
+		m.lag.fallBehind(by)
 	}
 }
 
@@ -158,7 +187,7 @@ func (f *faults) rolling(what string) bool {
 	f.wait.Go(func() {
 		for _, m := range f.c.members {
 			f.c.note(m.name, what)
-			_ = m.process.Stop(30 * time.Second)
+			m.stop()
 			m.start()
 		}
 		f.c.note("", "end of "+what)

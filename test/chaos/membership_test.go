@@ -56,8 +56,8 @@ rules:
 		do      func()
 	}{
 		{"a member joins", 4, func() { c.members = append(c.members, c.newMember(3)) }},
-		{"a member leaves", 3, func() { c.members[3].process.Stop(30 * time.Second) }},
-		{"a member dies", 2, func() { c.members[2].process.Kill() }},
+		{"a member leaves", 3, func() { c.members[3].stop() }},
+		{"a member dies", 2, func() { c.members[2].kill() }},
 	}
 	for _, change := range changes {
 		before, err := c.owned(t.Context())

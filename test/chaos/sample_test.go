@@ -52,7 +52,7 @@ func TestSample(t *testing.T) {
 	c.eventually("both members have looked at all of their Parents", func(ctx context.Context) error {
 		done := 0
 		for _, m := range c.members {
-			lines, err := recording.Load(m.record(m.lives))
+			lines, err := recording.Load(m.record(m.life()))
 			if err != nil {
 				return err
 			}

@@ -123,16 +123,25 @@ func (m *merger) read(lines []Line) []history.Record {
 		case r.answer != nil && r.answer.Code >= 400 && r.answer.Code < 500 && r.answer.Code != 408:
 			// refused
 		case r.answer != nil && r.answer.Version != "" && r.answer.Code < 300 && r.Verb != "DELETE":
-			m.byVersion[landed{at, r.answer.Version}] = r
+			m.answered(landed{at, r.answer.Version}, r)
 		default:
 			m.unknown[at] = append(m.unknown[at], r)
 			if r.answer != nil && r.answer.Version != "" {
 				// A deletion that waits for something: its answer is the object with the mark.
-				m.byVersion[landed{at, r.answer.Version}] = r
+				m.answered(landed{at, r.answer.Version}, r)
 			}
 		}
 	}
 	return records
+}
+
+// answered notes the request that a landing's version was the answer to. A later one with the same answer has changed nothing,
+// as a member's does that patches what its cache does not show yet: to take it for the one that landed would put the
+// landing, and all after it, too late.
+func (m *merger) answered(l landed, r *request) {
+	if first := m.byVersion[l]; first == nil || r.At < first.At {
+		m.byVersion[l] = r
+	}
 }
 
 // request returns the one that made a landing, nil if there is none.

@@ -77,6 +77,15 @@ func TestMerge(t *testing.T) {
 			[]string{"1ms Started a", "2ms Wrote a Reconciler 7", "6ms Finished a"},
 		},
 		{
+			"a request that changed nothing is not the one that landed, though its answer is the same",
+			[][]recording.Line{
+				{sent(1, 2*ms, "PATCH", "a"), answered(1, 3*ms, 200, "7"), sent(2, 8*ms, "PATCH", "a"), answered(2, 9*ms, 200, "7")},
+				{sent(1, 6*ms, "PATCH", ""), answered(1, 7*ms, 200, "7"), did(5*ms, history.Started)},
+			},
+			[]recording.Landing{landing(7, 9*ms, nil)},
+			[]string{"2ms Wrote a Reconciler 7", "5ms Started a"},
+		},
+		{
 			"a landing is not earlier than one of a lower revision",
 			[][]recording.Line{{
 				sent(1, 2*ms, "PUT", "a"), sent(2, 1*ms, "PUT", "b"), answered(2, 5*ms, 200, "8"), answered(1, 5*ms, 200, "7"),
