@@ -21,6 +21,10 @@ func (p *pass) handOver() {
 		c := &p.cells[i]
 		h, t := c.holder, c.target
 		if t == nobody {
+			// Whoever comes later is granted it with what its last owner tells.
+			if h != nobody && !p.seats[h].over && p.seats[h].state.Phase == PhaseQuitting && c.free == nobody {
+				drain[h].add(c.Range)
+			}
 			continue
 		}
 		switch {
