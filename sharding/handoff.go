@@ -131,18 +131,15 @@ type pass struct {
 	seats []*seat
 	index map[string]int
 
-	holder   []int // by Virtual Node: the seat that may still work on it
-	promised []int // by Virtual Node: the seat that it is incoming at
-	free     []int // by Virtual Node: the seat that has released it and still lists it
-	target   []int // by Virtual Node: the seat that should have it
-	surplus  []Set // by seat: what it holds although another seat does
+	cells   []cell // ascending, all of the Virtual Nodes
+	surplus []Set  // by seat: what it holds although another seat does
 
 	contested Set  // what two seats hold, as Eventual leaves it when it is changed to Exclusive
 	touched   bool // whether a slice has been written only to carry the epoch on
 }
 
 func newPass(c Coordinator, obs Observation) *pass {
-	p := &pass{c: c, index: make(map[string]int)}
+	p := &pass{c: c, index: make(map[string]int), cells: divide(c.VirtualNodes, obs.Slices)}
 	byID := make(map[string]*seat)
 	for _, m := range obs.Members {
 		byID[m.ID] = &seat{state: m}
@@ -172,46 +169,27 @@ func newPass(c Coordinator, obs Observation) *pass {
 
 // survey finds out who has what.
 func (p *pass) survey() {
-	p.holder = p.nobodies()
-	p.promised = p.nobodies()
-	p.free = p.nobodies()
 	for i, s := range p.seats {
 		if s.old == nil {
 			continue
 		}
 		var second setBuilder
-		p.each(s.old.Held(), func(vn VirtualNode) {
-			if p.holder[vn] == nobody {
-				p.holder[vn] = i
+		p.each(s.old.Held(), func(c *cell) {
+			if c.holder == nobody {
+				c.holder = i
 			} else {
-				second.add(Range{vn, vn})
+				second.add(c.Range)
 			}
 		})
 		p.surplus[i] = second.set
 		p.contested = p.contested.Union(second.set)
-		p.each(s.old.released(), func(vn VirtualNode) { p.free[vn] = i })
+		p.each(s.old.released(), func(c *cell) { c.free = i })
 		if !s.over {
-			p.each(orders(s.old.Incoming), func(vn VirtualNode) {
-				if p.promised[vn] == nobody {
-					p.promised[vn] = i
+			p.each(orders(s.old.Incoming), func(c *cell) {
+				if c.promised == nobody {
+					c.promised = i
 				}
 			})
-		}
-	}
-}
-
-func (p *pass) nobodies() []int {
-	list := make([]int, p.c.VirtualNodes)
-	for i := range list {
-		list[i] = nobody
-	}
-	return list
-}
-
-func (p *pass) each(vns Set, f func(VirtualNode)) {
-	for _, r := range vns {
-		for vn := r.First; vn <= min(r.Last, VirtualNode(p.c.VirtualNodes-1)); vn++ {
-			f(vn)
 		}
 	}
 }
@@ -229,19 +207,19 @@ func (p *pass) decide() {
 		receives[p.index[c.ID]] = c.Receives
 	}
 	current := make(Placement, p.c.VirtualNodes)
-	for vn := range current {
-		if i := p.promised[vn]; i != nobody && receives[i] {
-			current[vn] = p.seats[i].state.ID
-		} else if i := p.holder[vn]; i != nobody {
-			current[vn] = p.seats[i].state.ID
+	for _, c := range p.cells {
+		has := c.holder
+		if c.promised != nobody && receives[c.promised] {
+			has = c.promised
+		}
+		if has == nobody {
+			continue
+		}
+		for vn := c.First; vn <= c.Last; vn++ {
+			current[vn] = p.seats[has].state.ID
 		}
 	}
-	p.target = p.nobodies()
-	for vn, id := range p.c.Assignment.Assign(current, list) {
-		if i, ok := p.index[id]; ok {
-			p.target[vn] = i
-		}
-	}
+	p.aim(p.c.Assignment.Assign(current, list))
 }
 
 // writes returns what has changed, under the new epoch.

@@ -17,35 +17,38 @@ func (p *pass) handOver() {
 			}
 		}
 	}
-	for n := range p.c.VirtualNodes {
-		vn := VirtualNode(n)
-		one := Range{vn, vn}
-		h, t := p.holder[n], p.target[n]
+	for i := range p.cells {
+		c := &p.cells[i]
+		h, t := c.holder, c.target
 		if t == nobody {
+			// Whoever comes later is granted it with what its last owner tells.
+			if h != nobody && !p.seats[h].over && p.seats[h].state.Phase == PhaseQuitting && c.free == nobody {
+				drain[h].add(c.Range)
+			}
 			continue
 		}
 		switch {
 		case h == nobody:
 			// Nobody works on it: the target may start.
 			if p.seats[t].takes() && !p.seats[t].over {
-				grants.add(vn)
-			} else if p.promised[n] == t {
-				incoming[t].add(one)
+				grants.add(c)
+			} else if c.promised == t {
+				incoming[t].add(c.Range)
 			}
 		case p.seats[h].over:
 			// vacate takes it from its slice, or renews it there; the target gets it when that has been seen.
-			if p.promised[n] == t {
-				incoming[t].add(one)
+			if c.promised == t {
+				incoming[t].add(c.Range)
 			}
 		case h == t:
 			// It is where it belongs. If it is being drained all the same, it is granted again once released.
 		default:
 			if p.seats[t].takes() && !p.seats[t].over {
-				incoming[t].add(one)
+				incoming[t].add(c.Range)
 			}
 			// What a former owner released is cleaned up first, or its versions could be taken for those of h.
-			if warm[t].Has(vn) && !draining[h].Has(vn) && p.free[n] == nobody {
-				drain[h].add(one)
+			if warm[t].Has(c.First) && !draining[h].Has(c.First) && c.free == nobody {
+				drain[h].add(c.Range)
 			}
 		}
 	}
@@ -78,9 +81,9 @@ func (p *pass) vacate(i int) {
 		return
 	}
 	var again setBuilder
-	p.each(s.old.Held().Minus(p.contested), func(vn VirtualNode) {
-		if p.target[vn] == i {
-			again.add(Range{vn, vn})
+	p.each(s.old.Held().Minus(p.contested), func(c *cell) {
+		if c.target == i {
+			again.add(c.Range)
 		}
 	})
 	next.Owned = again.set
@@ -98,9 +101,9 @@ func (p *pass) vacate(i int) {
 func (p *pass) clean(i int, granted Set) {
 	s := p.seats[i]
 	var done setBuilder
-	p.each(s.old.released(), func(vn VirtualNode) {
-		if p.holder[vn] != nobody || granted.Has(vn) {
-			done.add(Range{vn, vn})
+	p.each(s.old.released(), func(c *cell) {
+		if c.holder != nobody || granted.Has(c.First) {
+			done.add(c.Range)
 		}
 	})
 	s.next.Draining = without(s.next.Draining, done.set)
@@ -155,15 +158,15 @@ func newGrants(p *pass) *grants {
 	return &grants{pass: p, of: make([][]Grant, len(p.seats)), at: make(map[grantKey]int)}
 }
 
-// add gives vn to its target. Virtual Nodes are added in ascending order.
-func (g *grants) add(vn VirtualNode) {
-	key := grantKey{g.target[vn], g.free[vn], -1}
+// add gives a cell to its target. Cells are added in ascending order.
+func (g *grants) add(c *cell) {
+	key := grantKey{c.target, c.free, -1}
 	var known *Versions
 	if key.from != nobody {
 		s := g.seats[key.from].old
 		for i, r := range s.Status.Released {
-			if r.VNs.Has(vn) && slices.ContainsFunc(s.Draining, func(o Order) bool {
-				return o.Epoch == r.Epoch && o.VNs.Has(vn)
+			if r.VNs.Has(c.First) && slices.ContainsFunc(s.Draining, func(o Order) bool {
+				return o.Epoch == r.Epoch && o.VNs.Has(c.First)
 			}) {
 				key.place, known = i, r.Known
 			}
@@ -176,7 +179,7 @@ func (g *grants) add(vn VirtualNode) {
 		g.of[key.to] = append(g.of[key.to], Grant{Epoch: g.epoch, Known: known})
 	}
 	b := setBuilder{g.of[key.to][i].VNs}
-	b.add(Range{vn, vn})
+	b.add(c.Range)
 	g.of[key.to][i].VNs = b.set
 }
 
@@ -192,9 +195,9 @@ func (g *grants) to(i int) Set {
 // giveAtOnce makes every slice what the Assignment wants, in one epoch (section 5.4.1).
 func (p *pass) giveAtOnce() {
 	shares := make([]setBuilder, len(p.seats))
-	for n, t := range p.target {
-		if t != nobody {
-			shares[t].add(Range{VirtualNode(n), VirtualNode(n)})
+	for i := range p.cells {
+		if c := &p.cells[i]; c.target != nobody {
+			shares[c.target].add(c.Range)
 		}
 	}
 	for i, s := range p.seats {

@@ -10,8 +10,12 @@ const (
 	// stays in it for a grace period, so that in a rolling update it replaces an old one and each Virtual Node moves
 	// once.
 	PhaseJoining Phase = "Joining"
-	// PhaseLeaving members work on until others have taken over everything of theirs.
+	// PhaseLeaving members work on until others have taken over everything of theirs. Where nobody can, they stay.
 	PhaseLeaving Phase = "Leaving"
+	// PhaseQuitting members work on in the same way. But they are about to stop whatever happens: where nobody can take
+	// over they are relieved all the same, and what they had is nobody's until somebody comes. That endangers nothing: it
+	// is drained and released as ever, and granted to nobody before.
+	PhaseQuitting Phase = "Quitting"
 	// PhaseAway members have stopped and are expected back within a grace period; what they had waits for them. It is
 	// for restarts that take less time than two moves would.
 	PhaseAway Phase = "Away"
@@ -57,7 +61,9 @@ func (f MemberFacts) Phase() Phase {
 			return PhaseAway
 		}
 		return PhaseStopped
-	case f.Unready || f.LeaveAsked:
+	case f.LeaveAsked:
+		return PhaseQuitting
+	case f.Unready:
 		return PhaseLeaving
 	case f.NewcomerGrace:
 		return PhaseJoining
@@ -71,10 +77,11 @@ func (m MemberState) running() bool {
 	return m.Session != "" && m.Phase != PhaseAway && m.Phase != PhaseStopped
 }
 
-// candidates translates phases for the Assignment. Where nobody is left to receive, those that want to leave go on:
-// members that are all unready at once are no reason to stop everything.
+// candidates translates phases for the Assignment. Where nobody is left to receive, those that are to leave go on: members
+// that are all unready at once are no reason to stop everything. Those that quit do not.
 func candidates(members []MemberState) []Candidate {
 	var list []Candidate
+	var leaving []int // places in list
 	receivers := false
 	for _, m := range members {
 		c := Candidate{ID: m.ID, Weight: m.Weight}
@@ -86,6 +93,8 @@ func candidates(members []MemberState) []Candidate {
 		case PhaseAway:
 			c.Keeps = true
 		case PhaseLeaving:
+			leaving = append(leaving, len(list))
+		case PhaseQuitting:
 		default:
 			continue
 		}
@@ -95,10 +104,8 @@ func candidates(members []MemberState) []Candidate {
 	if receivers {
 		return list
 	}
-	for i, m := range list {
-		if !m.Keeps {
-			list[i].Keeps, list[i].Receives = true, true
-		}
+	for _, i := range leaving {
+		list[i].Keeps, list[i].Receives = true, true
 	}
 	return list
 }

@@ -16,7 +16,8 @@ func TestPhaseFollowsFromWhatWasSeen(t *testing.T) {
 		{"a lease that was revoked or released counts", MemberFacts{}, PhaseStopped},
 		{"an end that kubelet saw counts at once, lease or not", MemberFacts{Session: "s", Terminated: true}, PhaseStopped},
 		{"an unready Pod is asked to drain and not robbed", MemberFacts{Session: "s", Unready: true}, PhaseLeaving},
-		{"so is one that asks for it", MemberFacts{Session: "s", LeaveAsked: true}, PhaseLeaving},
+		{"one that asks to be relieved is about to stop", MemberFacts{Session: "s", LeaveAsked: true}, PhaseQuitting},
+		{"also if its Pod is not ready any more", MemberFacts{Session: "s", LeaveAsked: true, Unready: true}, PhaseQuitting},
 		{"a newcomer waits for whom it may replace", MemberFacts{Session: "s", NewcomerGrace: true}, PhaseJoining},
 		{"a newcomer that is not ready is no newcomer", MemberFacts{Session: "s", NewcomerGrace: true, Unready: true},
 			PhaseLeaving},
@@ -41,6 +42,10 @@ func TestWhenAllWantToLeaveTheyStay(t *testing.T) {
 		if id == "" || (current[vn] != "" && id != current[vn]) {
 			t.Errorf("Virtual Node %d went from %q to %q", vn, current[vn], id)
 		}
+	}
+	members[1].Phase = PhaseQuitting
+	if diff := cmp.Diff(map[string]int{"m000": 9}, loads(Balanced{}.Assign(current, candidates(members)))); diff != "" {
+		t.Errorf("one that quits leaves everything to one that is unready: %s", diff)
 	}
 	members[0].Phase = PhaseServing
 	if diff := cmp.Diff(map[string]int{"m000": 9}, loads(Balanced{}.Assign(current, candidates(members)))); diff != "" {

@@ -338,6 +338,28 @@ func TestMembersComeAndGo(t *testing.T) {
 	w.check()
 }
 
+// Nobody can take over from the last member, so it does not wait for anybody.
+func TestTheLastMemberLeavesAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.users(3, 1)
+	a := w.join("a", func(o *Options) { o.LeaveTimeout = 2 * patience })
+	w.shared(a)
+	w.reconciled(3, 1)
+	a.cancel()
+	eventually(t, "it has left", func() error {
+		select {
+		case <-a.done:
+			return nil
+		default:
+			return errors.New("it waits")
+		}
+	})
+	if got := w.holder("a"); got != "" {
+		t.Errorf("its lease is held by %q", got)
+	}
+	w.check()
+}
+
 func (w *world) holder(member string) string {
 	w.t.Helper()
 	k := leaseKeeper{client: w.c, key: client.ObjectKey{Namespace: w.ns, Name: groupName + "." + member}}

@@ -103,3 +103,41 @@ func TestALeaseThatIsBehindIsOutdated(t *testing.T) {
 		}
 	}
 }
+
+// A coordinator that finds what it had claimed claimed by another waits, longer each time. One that has just come, or that has
+// only changed its own name, does not.
+func TestWhoLosesItsClaimsYields(t *testing.T) {
+	tr := newTracker()
+	waits := func(foreign bool, now time.Duration) time.Duration { return max(tr.yield(foreign, now)-now, 0) }
+	if d := waits(true, 0); d != 0 {
+		t.Errorf("a coordinator that has just come waits for %s", d)
+	}
+	now, before := time.Second, time.Duration(0)
+	for n := range 4 {
+		if d := waits(false, now); d != 0 {
+			t.Errorf("with its own claims it waits for %s", d)
+		}
+		lost := waits(true, now)
+		if lost < yieldBase<<n/2 || lost > yieldBase<<n*3/2 || lost <= before {
+			t.Errorf("after loss %d it waits for %s, and before that for %s", n+1, lost, before)
+		}
+		if d := waits(true, now+lost/2); d != lost-lost/2 {
+			t.Errorf("half of %s later it waits for %s", lost, d)
+		}
+		if d := waits(true, now+lost); d != 0 {
+			t.Errorf("after its wait it waits for %s more", d)
+		}
+		now, before = now+lost, lost
+	}
+	now += time.Hour
+	waits(false, now)
+	if d := waits(true, now); d > yieldBase*3/2 {
+		t.Errorf("an hour later it waits for %s", d)
+	}
+	now += time.Hour
+	waits(false, now)
+	tr.renameClaim()
+	if d := waits(true, now); d != 0 {
+		t.Errorf("under a new name of its own it waits for %s", d)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -135,6 +136,11 @@ func (r *Reconciler) step(ctx context.Context, group *lbv1alpha1.WatchGroup, t *
 			return nil, err
 		}
 		writes := c.Step(v.observation)
+		foreign := slices.ContainsFunc(v.observation.Slices, func(s sharding.Slice) bool { return s.Claim != t.claim })
+		if until := t.yield(foreign, v.timer.now); until > v.timer.now {
+			v.timer.at(until)
+			return v, nil
+		}
 		if len(writes) == 0 {
 			return v, nil
 		}
@@ -143,7 +149,7 @@ func (r *Reconciler) step(ctx context.Context, group *lbv1alpha1.WatchGroup, t *
 		switch {
 		case errors.Is(err, errUnknown):
 			// It may land at any time: nothing may be decided under the same claim as if it had not.
-			t.claim = newClaim()
+			t.renameClaim()
 			return nil, err
 		case apierrors.IsConflict(err) && conflicts < maxConflicts:
 			// A member has written its status meanwhile. That is how things go on, and no reason to wait.

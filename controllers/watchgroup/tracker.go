@@ -1,6 +1,7 @@
 package watchgroup
 
 import (
+	"hash/crc32"
 	"sync"
 	"time"
 
@@ -33,6 +34,11 @@ type tracker struct {
 	// floor is how new a list of slices has to be: it shows all that this coordinator has written and seen. "" asks for one
 	// that shows everything.
 	floor string
+	// decided is set once something has been decided under the claim. lost counts the claims that another coordinator has
+	// taken over after that, and until is for how long it is left alone since.
+	decided bool
+	lost    int
+	until   sharding.Instant
 	// counted is when the unowned objects were counted last, zero if they were not.
 	counted sharding.Instant
 }
@@ -50,6 +56,35 @@ func newTracker() *tracker {
 
 // newClaim returns a name that no coordinator has used before.
 func newClaim() string { return string(uuid.NewUUID()) }
+
+const (
+	// yieldBase is how long a coordinator leaves the slices to one that has claimed them from it, the first time. Each time
+	// it is twice as long, up to yieldMax. Two of them would else claim the slices in turns, and neither get to decide.
+	yieldBase = 500 * time.Millisecond
+	yieldMax  = 10 * time.Second
+)
+
+// yield returns until when the slices are left to another coordinator; the past if they are not. foreign tells that some of
+// them carry another claim than ours. Claims from before we came are taken over at once: theirs is the past.
+func (t *tracker) yield(foreign bool, now sharding.Instant) sharding.Instant {
+	switch {
+	case !foreign:
+		t.decided = true
+		return 0
+	case t.decided:
+		if now-t.until > time.Minute {
+			t.lost = 0
+		}
+		// Two that began at the same time part ways by their names.
+		share := float64(crc32.ChecksumIEEE([]byte(t.claim))) / (1 << 32)
+		t.until = now + time.Duration((0.5+share)*float64(min(yieldBase<<t.lost, yieldMax)))
+		t.decided, t.lost = false, min(t.lost+1, 10)
+	}
+	return t.until
+}
+
+// renameClaim makes a new claim. What carries the old one is ours all the same.
+func (t *tracker) renameClaim() { t.claim, t.decided = newClaim(), false }
 
 // saw records a Lease as it was read at now. What is older than what has been seen already, because it comes by the cache,
 // says nothing.

@@ -63,7 +63,7 @@ var arrows = map[string][]string{
 	"internal/house":          {},
 	"hack":                    {},
 	"test":                    {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "examples", "internal"},
-	"bench":                   {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "internal"},
+	"bench":                   {"api", "capacity", "sharding", "demand", "transport", "plugins", "kueue", "controllers", "queue", "autoscaler", "playground", "examples", "internal"},
 }
 
 // forTests may be imported by any test.
