@@ -49,7 +49,7 @@ type seat interface {
 	Draining() sharding.Set
 	Peers() map[string]sharding.Slice
 	Changed() (own, peers <-chan struct{})
-	Progressed(gr schema.GroupResource, version string)
+	Progressed()
 }
 
 // work is the right to bind to the nodes of one Virtual Node: sharded.Work.
@@ -321,7 +321,7 @@ func (s *schedulers) podSeen(obj any) {
 	if come {
 		s.activate(pod)
 	}
-	s.progressed()
+	s.seat.Progressed()
 }
 
 // take notes a pod as it is now, and reports whether it has been handed on to this replica.
@@ -354,14 +354,7 @@ func (s *schedulers) podOver(pod *corev1.Pod) {
 		s.settle(pod.UID, r)
 	}
 	s.mu.Unlock()
-	s.progressed()
-}
-
-// progressed tells the group how far the informer has come.
-func (s *schedulers) progressed() {
-	if version := s.indexer.LastStoreSyncResourceVersion(); version != "" {
-		s.seat.Progressed(podResource, version)
-	}
+	s.seat.Progressed()
 }
 
 func nodeHandler(s *schedulers) cache.ResourceEventHandler {

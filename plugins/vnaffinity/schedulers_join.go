@@ -156,12 +156,15 @@ func (c watchedCache) Reach(ctx context.Context) (string, error) {
 	if version, err := c.reached(patient, list.ResourceVersion); err == nil {
 		return version, nil
 	}
-	newest := ""
+	newest, upTo := "", ""
 	options := metav1.ListOptions{Limit: reachPage, FieldSelector: c.fields}
 	for {
 		page, err := c.client.List(ctx, options)
 		if err != nil {
 			return "", err
+		}
+		if upTo == "" {
+			upTo = page.ResourceVersion
 		}
 		for i := range page.Items {
 			if order, err := resourceversion.CompareResourceVersion(page.Items[i].ResourceVersion, newest); newest == "" || err == nil && order > 0 {
@@ -173,10 +176,14 @@ func (c watchedCache) Reach(ctx context.Context) (string, error) {
 		}
 	}
 	if newest == "" {
-		return list.ResourceVersion, nil // there are none
+		return upTo, nil // there are none
 	}
-	return c.reached(ctx, newest)
+	_, err = c.reached(ctx, newest)
+	return upTo, err
 }
+
+// Version implements sharded.Cache.
+func (c watchedCache) Version() string { return c.store.LastStoreSyncResourceVersion() }
 
 // reached waits until the cache shows everything up to version.
 func (c watchedCache) reached(ctx context.Context, version string) (string, error) {
