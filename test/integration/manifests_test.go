@@ -26,7 +26,7 @@ import (
 	"github.com/drover-sh/drover/controllers/watchgroup"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "watchgroup"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "vnaffinity", "watchgroup"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -314,6 +314,41 @@ func TestManifestsSchedulerConfiguration(t *testing.T) {
 	if election["leaderElect"] != true || election["resourceName"] != "drover-scheduler" ||
 		election["resourceNamespace"] != system {
 		t.Errorf("leader election must not meet kube-scheduler's own: %v", election)
+	}
+}
+
+// The overlay with VNAffinity has a profile for each of its roles, whose args decode.
+func TestManifestsVNAffinityConfiguration(t *testing.T) {
+	var config struct {
+		Profiles []struct {
+			SchedulerName string `json:"schedulerName"`
+			PluginConfig  []struct {
+				Name string          `json:"name"`
+				Args json.RawMessage `json:"args"`
+			} `json:"pluginConfig"`
+		} `json:"profiles"`
+	}
+	for _, c := range kindOf[corev1.ConfigMap](t, build(t, "vnaffinity"), "ConfigMap") {
+		if err := sigsyaml.Unmarshal([]byte(c.Data["scheduler.yaml"]), &config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	roles := map[string]bool{}
+	for _, profile := range config.Profiles {
+		for _, plugin := range profile.PluginConfig {
+			if plugin.Name != "VNAffinity" {
+				continue
+			}
+			args := &configv1alpha1.VNAffinityArgs{}
+			if err := configv1alpha1.Decode(plugin.Args, args); err != nil {
+				t.Errorf("profile %s: %v", profile.SchedulerName, err)
+			}
+			roles["members"] = roles["members"] || args.Members != nil
+			roles["objects"] = roles["objects"] || args.Objects != nil
+		}
+	}
+	if !roles["members"] || !roles["objects"] {
+		t.Errorf("roles that are on: %v", roles)
 	}
 }
 
