@@ -682,3 +682,27 @@ func TestOldNewsIsNoNews(t *testing.T) {
 		t.Errorf("%d pods", got)
 	}
 }
+
+// The replica that a pod is handed on to goes while the hop is being written: the pod is at home again, and nobody else will
+// say so.
+func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
+	pod := at("n0", "p", "1")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1")
+	r.cycle(pod)
+	s := r.plugin.schedulers
+	_, h, _ := s.moving(pod.UID)
+	if h == nil {
+		t.Fatal("it stays")
+	}
+	delete(r.seat.peers, h.To)
+	s.look()
+	moved := pod.DeepCopy()
+	moved.Annotations[AnnotationReplica] = h.String()
+	if !s.hasMoved(pod.UID, moved) {
+		t.Error("it is forgotten")
+	}
+	if status := r.plugin.PreEnqueue(t.Context(), moved); !status.IsSuccess() {
+		t.Errorf("it is not admitted: %v", status)
+	}
+}
