@@ -68,7 +68,7 @@ func Affinity() Story {
 			models := s.createModels(keys, perKey)
 			before = s.awaitModels(keys, perKey)
 			s.Step("%d pods of %d hash keys: those of a key share a zone", perKey*len(keys), len(keys))
-			s.Table("get", "pods", "-l", "app=model-a", "-o", "wide")
+			s.Table("get", "pods", "-n", s.Namespace(), "-l", "app=model-a", "-o", "custom-columns=POD:.metadata.name,NODE:.spec.nodeName")
 			s.Delete(models...)
 			for _, key := range keys {
 				s.AwaitNoDemand(key)
