@@ -23,10 +23,11 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/controllers/watchgroup"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "vnaffinity", "watchgroup"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "schedulers", "vnaffinity", "watchgroup"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -459,4 +460,64 @@ func shippedConfig(t *testing.T, objects []*unstructured.Unstructured, file stri
 		}
 	}
 	t.Fatalf("no ConfigMap holds %s", file)
+}
+
+// Active schedulers elect no leader, are members of the group that is deployed with them, and have their plugin first where it
+// has to be. Each says who it is by its Pod, and the fence asks for the group and the account that they have.
+func TestManifestsSchedulers(t *testing.T) {
+	objects := build(t, "schedulers")
+	var config struct {
+		LeaderElection struct{ LeaderElect bool }
+		Profiles       []struct {
+			Plugins struct {
+				MultiPoint, PostFilter, Bind struct{ Enabled []struct{ Name string } }
+			}
+			PluginConfig []struct{ Args configv1alpha1.VNAffinityArgs }
+		}
+	}
+	for _, m := range kindOf[corev1.ConfigMap](t, objects, "ConfigMap") {
+		if text, ok := m.Data["scheduler.yaml"]; ok {
+			if err := sigsyaml.Unmarshal([]byte(text), &config); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	profile := config.Profiles[0]
+	for _, enabled := range [][]struct{ Name string }{
+		profile.Plugins.MultiPoint.Enabled, profile.Plugins.PostFilter.Enabled, profile.Plugins.Bind.Enabled,
+	} {
+		if len(enabled) == 0 || enabled[0].Name != "VNAffinity" {
+			t.Errorf("the plugin is not first: %v", profile.Plugins)
+		}
+	}
+	seat := profile.PluginConfig[0].Args.Schedulers
+	if config.LeaderElection.LeaderElect || seat == nil {
+		t.Fatalf("leaderElect %v, schedulers %v", config.LeaderElection.LeaderElect, seat)
+	}
+	group := kindOf[lbv1alpha1.WatchGroup](t, objects, "WatchGroup")[0]
+	if seat.Namespace != group.Namespace || seat.WatchGroup != group.Name || group.Spec.OptIn != lbv1alpha1.OptInNone {
+		t.Errorf("the schedulers are members of %s/%s, deployed is %s/%s", seat.Namespace, seat.WatchGroup, group.Namespace, group.Name)
+	}
+	template := podTemplates(t, objects)["drover-scheduler"]
+	env := map[string]bool{}
+	for _, e := range template.Spec.Containers[0].Env {
+		env[e.Name] = true
+	}
+	for _, name := range []string{"POD_NAME", "POD_UID", "POD_NAMESPACE", "CONTAINER_NAME"} {
+		if !env[name] {
+			t.Errorf("environment variable %s is missing", name)
+		}
+	}
+	for _, policy := range kindOf[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
+		account := "'system:serviceaccount:" + system + ":" + template.Spec.ServiceAccountName + "'"
+		if policy.Name == "drover-schedulers-fence" && !strings.Contains(policy.Spec.MatchConditions[0].Expression, account) {
+			t.Errorf("the fence does not look at %s", account)
+		}
+	}
+	for _, binding := range kindOf[admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, objects, "ValidatingAdmissionPolicyBinding") {
+		if p := binding.Spec.ParamRef; binding.Name == "drover-schedulers-fence" &&
+			(p.Namespace != group.Namespace || p.Selector.MatchLabels[lbv1alpha1.LabelWatchGroup] != group.Name) {
+			t.Errorf("the fence looks at slices of %s/%v", p.Namespace, p.Selector)
+		}
+	}
 }
