@@ -16,9 +16,10 @@ import (
 )
 
 // BenchmarkSchedulers compares three active schedulers with a lone one that has no group, in turns of one run: one, three,
-// three, one. A turn begins when its first pod is created, and ends when its last pod is bound. Everything is real, and on few
-// cores the API server, the schedulers and the creation of the pods take the same processors, so that pods a second say little
-// about what three machines could do. What the schedulers use themselves, in attempts and in CPU time a pod, says more.
+// three, one. A turn begins when its first pod is created, and ends when its last pod is bound. Everything is real, and on
+// few cores the API server, the schedulers and the creation of the pods take the same processors, so that pods a second say
+// little about what three machines could do. What the schedulers use themselves, in attempts and in CPU time a pod, says
+// more.
 //
 //	go test -run '^$' -bench Schedulers -benchtime 1x -timeout 30m ./bench/...
 //

@@ -365,8 +365,8 @@ func (w *Work) WroteUnseen() {
 // End gives the right back.
 func (w *Work) End() { w.job.end(false) }
 
-// confirm answers a fetch of a kind whose cache somebody else fills: everything is watched already, so it takes no list, only
-// the certainty that nothing is on its way.
+// confirm answers a fetch of a kind whose cache somebody else fills: everything is watched already, so it takes no list,
+// only the certainty that nothing is on its way.
 func (e *member) confirm(k *kind, f sharding.Fetch) {
 	life, delay := e.life, e.delay(k)
 	go func() {

@@ -300,7 +300,8 @@ var sample = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? ([0-9.e+-]+)$`)
 // Metric returns the sum of the replica's samples of a counter whose labels match.
 func (s *Scheduler) Metric(name, labels string) (float64, error) {
 	insecure := &http.Client{
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // its certificate is its own, on loopback
+		// Its certificate is its own, and on loopback.
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 		Timeout:   10 * time.Second,
 	}
 	defer insecure.CloseIdleConnections()

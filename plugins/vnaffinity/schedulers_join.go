@@ -25,8 +25,9 @@ import (
 	"github.com/drover-sh/drover/sharding"
 )
 
-// A replica reads and writes pods and nodes by the rights that every kube-scheduler has; the hop is written to the status of
-// the pod. What it needs as a member of its WatchGroup is the ClusterRole drover-watchgroup-member, in the group's namespace.
+// A replica reads and writes pods and nodes by the rights that every kube-scheduler has; the hop is written to the status
+// of the pod. What it needs as a member of its WatchGroup is the ClusterRole drover-watchgroup-member, in the group's
+// namespace.
 
 const (
 	// leaveTimeout is how long a replica that stops waits until others have taken over what it had.

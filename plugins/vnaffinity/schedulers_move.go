@@ -15,9 +15,9 @@ import (
 
 const moveTimeout = 10 * time.Second
 
-// moveNext hands one pod on, and reports whether there may be more. A hop is written beside the scheduling loop, and until it
-// has been, the pod is nobody's: this replica does not try it again, and the next one does not know of it. If this process
-// ends before, the pod is found where it was.
+// moveNext hands one pod on, and reports whether there may be more. A hop is written beside the scheduling loop, and until
+// it has been, the pod is nobody's: this replica does not try it again, and the next one does not know of it. If this
+// process ends before, the pod is found where it was.
 func (s *schedulers) moveNext(ctx context.Context) bool {
 	uid, shutdown := s.moves.Get()
 	if shutdown {
@@ -53,8 +53,8 @@ func (s *schedulers) moveNext(ctx context.Context) bool {
 	return true
 }
 
-// hasMoved notes a pod that was handed on, and reports whether it is this replica's all the same: the one that it was handed on
-// to has gone meanwhile, and its home is here.
+// hasMoved notes a pod that was handed on, and reports whether it is this replica's all the same: the one that it was
+// handed on to has gone meanwhile, and its home is here.
 func (s *schedulers) hasMoved(uid types.UID, pod *corev1.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

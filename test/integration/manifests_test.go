@@ -462,8 +462,8 @@ func shippedConfig(t *testing.T, objects []*unstructured.Unstructured, file stri
 	t.Fatalf("no ConfigMap holds %s", file)
 }
 
-// Active schedulers elect no leader, are members of the group that is deployed with them, and have their plugin first where it
-// has to be. Each says who it is by its Pod, and the fence asks for the group and the account that they have.
+// Active schedulers elect no leader, are members of the group that is deployed with them, and have their plugin first where
+// it has to be. Each says who it is by its Pod, and the fence asks for the group and the account that they have.
 func TestManifestsSchedulers(t *testing.T) {
 	objects := build(t, "schedulers")
 	var config struct {
