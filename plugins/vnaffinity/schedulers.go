@@ -86,6 +86,10 @@ type work interface {
 //   - PostFilter, before all others, finds out whether a pod that fits on none of them would fit on another replica's nodes,
 //     and then stops the plugins after it: it moves on. It reads the snapshot, and writes nothing.
 //   - Reserve, Unreserve and Bind hold the right to bind, as above. Bind stands before DefaultBinder.
+//   - SignPod adds nothing to a signature: the nodes are the same for all pods that this replica holds, and a node that a batch
+//     suggests goes through Filter and Reserve.
+//   - EventsToRegister names what may make room on nodes of other replicas. What happens to this replica's own nodes is for the
+//     plugins that turned them down.
 //
 // Start reading at decide, which is pure, then at schedulers.preFilter and schedulers.postFilter.
 type schedulers struct {
