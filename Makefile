@@ -63,7 +63,8 @@ generate: tools ## Regenerate deep copies, CRDs, RBAC and protobuf code
 	$(TOOLS)/buf generate
 	$(TOOLS)/controller-gen object paths=./api/... paths=./examples/...
 	$(TOOLS)/controller-gen crd:allowDangerousTypes=true,generateEmbeddedObjectMeta=true paths=./api/fleet/... paths=./api/loadbalance/... output:crd:dir=manifests/crd/bases
-	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/... paths=./demand/... output:rbac:dir=manifests/scheduler
+	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler paths=./plugins/capacityrequest/... paths=./demand/... output:rbac:dir=manifests/scheduler
+	$(TOOLS)/controller-gen rbac:roleName=drover-scheduler-vnaffinity paths=./plugins/vnaffinity/... output:rbac:dir=manifests/vnaffinity
 	$(TOOLS)/controller-gen rbac:roleName=drover-manager paths=./controllers/rollup/... paths=./controllers/backstop/... paths=./internal/manager/... paths=./demand/... output:rbac:dir=manifests/manager
 	$(TOOLS)/controller-gen rbac:roleName=drover-manager-kueue paths=./kueue/... output:rbac:dir=manifests/kueue
 	$(TOOLS)/controller-gen rbac:roleName=drover-coordinator paths=./controllers/watchgroup/... paths=./internal/coordinator/... output:rbac:dir=manifests/watchgroup

@@ -4,6 +4,8 @@
 //
 // BenchmarkPlugin runs the real scheduler on a real API server, with the plugin CapacityRequest on and off in short turns, and
 // reports by how much the plugin slows the scheduling loop down. Start reading there.
+// BenchmarkAffinity does the same for the
+// plugin VNAffinity and pods that it has nothing to do with, which go through whole scheduling cycles.
 //
 // The others measure sharded controllers, on real API servers, with the real coordinator and the sample controller of
 // examples/parentchild, each member a process:

@@ -162,6 +162,9 @@ func (p *Playground) writeConfigs() error {
 	return nil
 }
 
+// affinityProfile is the profile with the plugin VNAffinity.
+const affinityProfile = "drover-affinity"
+
 // schedulerConfig serves the stock scheduler's name, too, so that a user's manifests run unchanged.
 func (p *Playground) schedulerConfig() any {
 	type object = map[string]any
@@ -175,6 +178,17 @@ func (p *Playground) schedulerConfig() any {
 			}}},
 		})
 	}
+	// A profile that places by Virtual Nodes. The playground has handfuls of pods, which the bound would scatter.
+	enabled := object{"enabled": []object{{"name": "VNAffinity", "weight": 20}}}
+	profiles = append(profiles, object{
+		"schedulerName":            affinityProfile,
+		"percentageOfNodesToScore": 100,
+		"plugins":                  object{"preFilter": enabled, "filter": enabled, "preScore": enabled, "score": enabled},
+		"pluginConfig": []object{{"name": "VNAffinity", "args": object{
+			"apiVersion": configv1alpha1.GroupVersion.String(), "kind": "VNAffinityArgs",
+			"members": object{}, "objects": object{"mode": "Domains", "minLoad": 30},
+		}}},
+	})
 	return object{
 		"apiVersion":       "kubescheduler.config.k8s.io/v1",
 		"kind":             "KubeSchedulerConfiguration",

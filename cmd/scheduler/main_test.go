@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +56,9 @@ func run(m *testing.M) int {
 	plane, err = controlplane.Start(context.Background(), controlplane.Options{
 		Dir:      dir,
 		CRDPaths: []string{filepath.Join("..", "..", "manifests", "crd", "bases")},
+		// Nodes are kwok's, which keeps them ready.
+		ControllerManager: true,
+		KWOK:              true,
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -86,14 +91,14 @@ func (s *safeBuffer) Write(p []byte) (int, error) {
 }
 func (s *safeBuffer) String() string { s.mu.Lock(); defer s.mu.Unlock(); return s.b.String() }
 
-func startScheduler(t *testing.T, config string) *process {
+func startScheduler(t *testing.T, config string, flags ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &process{done: make(chan error, 1)}
-	p.cmd = exec.Command(self, "--config="+config, "--secure-port=0", "--v=2")
+	p.cmd = exec.Command(self, append([]string{"--config=" + config, "--secure-port=0", "--v=2"}, flags...)...)
 	p.cmd.Env = append(os.Environ(), asScheduler+"=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
@@ -164,20 +169,40 @@ func create(t *testing.T, c client.Client, obj client.Object) {
 // withNode adds a node for the time of the test.
 func withNode(t *testing.T, c client.Client, name, cpu string) {
 	t.Helper()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	node.Status.Allocatable = corev1.ResourceList{
-		"cpu": resource.MustParse(cpu), "memory": resource.MustParse("64Gi"), "pods": resource.MustParse("110"),
-	}
-	node.Status.Capacity = node.Status.Allocatable
+	node := newNode(name, cpu, nil)
 	create(t, c, node)
-	node.Spec.Taints = nil // the API server's: nobody will say that the node is ready
-	if err := c.Update(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
 		if err := c.Delete(context.Background(), node); err != nil {
 			t.Error(err)
 		}
+	})
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		err := c.Get(ctx, client.ObjectKeyFromObject(node), node)
+		return takesPods(node), err
+	})
+	if err != nil {
+		t.Fatalf("node %s takes no pods: %v", name, err)
+	}
+}
+
+// newNode makes a node of kwok's.
+func newNode(name, cpu string, labels map[string]string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{corev1.LabelHostname: name},
+		Annotations: map[string]string{controlplane.KWOKAnnotation: controlplane.KWOKAnnotationValue},
+	}}
+	maps.Copy(node.Labels, labels)
+	node.Status.Allocatable = corev1.ResourceList{
+		"cpu": resource.MustParse(cpu), "memory": resource.MustParse("64Gi"), "pods": resource.MustParse("110"),
+	}
+	node.Status.Capacity = node.Status.Allocatable
+	return node
+}
+
+// takesPods says that a node is ready, and that the taint is gone with which it came.
+func takesPods(node *corev1.Node) bool {
+	return len(node.Spec.Taints) == 0 && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }
 

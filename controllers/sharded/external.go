@@ -23,8 +23,10 @@ import (
 // A Cache is what a process itself keeps of one resource: all objects of the cluster, and not only those of its share.
 type Cache interface {
 	// Reach waits until the cache shows everything that had been written before the call, and returns a resourceVersion up to
-	// which it shows all.
+	// which it shows all. What has been deleted may still be there.
 	Reach(ctx context.Context) (version string, err error)
+	// Version returns the resourceVersion up to which the cache shows all by itself, "" if it does not know.
+	Version() string
 }
 
 // A Resource of a Membership: the process's cache of it, and what is read while an object of it is worked on.
@@ -255,9 +257,9 @@ func (m *Membership) peerSeen(s sharding.Slice, gone bool) {
 	m.changed = make(chan struct{})
 }
 
-// Progressed tells that the cache of a resource shows everything up to version. It may be called at every event.
-func (m *Membership) Progressed(gr schema.GroupResource, version string) {
-	e, r := m.member, wire.Resource(gr)
+// Progressed tells that the caches have come further. It may be called at every event.
+func (m *Membership) Progressed() {
+	e := m.member
 	e.mu.RLock()
 	waits := e.m != nil && len(e.arrivals) > 0
 	e.mu.RUnlock()
@@ -266,14 +268,23 @@ func (m *Membership) Progressed(gr schema.GroupResource, version string) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.m == nil || e.m.Awaiting(r).Empty() {
+	if e.m != nil {
+		e.flush()
+		e.pump()
+	}
+}
+
+// flushExternal tells the machine how far a cache has come that somebody else fills. After Reach that may be less than the
+// machine knows already.
+func (e *member) flushExternal(k *kind) {
+	version := sharding.Version(k.external.Version())
+	if c, err := compareVersions(version, k.confirmed); version == "" || (k.confirmed != "" && err == nil && c <= 0) {
 		return
 	}
-	if err := e.m.Progressed(r, e.m.Cached(r), sharding.Version(version)); err != nil {
-		e.log.Error(err, "progress refused", "resource", r, "version", version)
-		return
+	k.confirmed = version
+	if err := e.m.Progressed(k.resource, e.m.Cached(k.resource), version); err != nil {
+		e.log.Error(err, "progress refused", "resource", k.resource, "version", version)
 	}
-	e.pump()
 }
 
 // Begin gives the right to work on an object of a resource in a Virtual Node, or says why not: ErrNotOwned, ErrBlocked or
@@ -357,8 +368,8 @@ func (w *Work) WroteUnseen() {
 // End gives the right back.
 func (w *Work) End() { w.job.end(false) }
 
-// confirm answers a fetch of a kind whose cache somebody else fills: everything is watched already, so it takes no list, only
-// the certainty that nothing is on its way.
+// confirm answers a fetch of a kind whose cache somebody else fills: everything is watched already, so it takes no list,
+// only the certainty that nothing is on its way.
 func (e *member) confirm(k *kind, f sharding.Fetch) {
 	life, delay := e.life, e.delay(k)
 	go func() {
@@ -374,6 +385,7 @@ func (e *member) confirm(k *kind, f sharding.Fetch) {
 		}
 		if err == nil {
 			_, err = e.m.Listed(f, sharding.Version(version))
+			k.confirmed = sharding.Version(version)
 		}
 		if err != nil {
 			e.log.V(1).Info("cache not confirmed", "resource", k.resource, "error", err.Error())

@@ -134,6 +134,9 @@ func (e *member) observe(s *stream, event watch.EventType, obj client.Object) er
 // flush tells the machine how far the watches have come. It need not know before it has to compare.
 func (e *member) flush() {
 	for _, k := range e.order {
+		if k.external != nil {
+			e.flushExternal(k)
+		}
 		for _, s := range k.streams {
 			for i := range s.parts {
 				p := &s.parts[i]

@@ -33,7 +33,8 @@ type kind struct {
 	gvk        schema.GroupVersionKind
 	namespaced bool
 	source     listWatcher
-	external   Cache // set if the process fills its cache itself; nothing is listed and watched then
+	external   Cache            // set if the process fills its cache itself; nothing is listed and watched then
+	confirmed  sharding.Version // up to which external is known to show all
 	transform  func(client.Object) (client.Object, error)
 
 	member   *member

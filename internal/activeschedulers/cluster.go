@@ -4,6 +4,7 @@
 package activeschedulers
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -18,9 +19,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -33,8 +39,8 @@ const (
 	// Namespace and Group name the WatchGroup.
 	Namespace = "fleet-system"
 	Group     = "drover-scheduler"
-	// SchedulerName is that of the profile.
-	SchedulerName = "drover-scheduler"
+	// SchedulerName is that of the profile. It is not the deployed one, which other tests have.
+	SchedulerName = "active-scheduler"
 	// VirtualNodes is V.
 	VirtualNodes = 1000
 	// LeaseDuration is how long a replica that was killed keeps what it had.
@@ -46,9 +52,12 @@ type Cluster struct {
 	ControlPlane *controlplane.ControlPlane
 	Client       client.Client // an administrator's, with no limit
 
-	dir, bin string
+	dir      string
+	programs Programs
+	own      bool // the control plane
 	group    *process.Group
 	webhook  *envtest.WebhookInstallOptions
+	policies []*unstructured.Unstructured
 }
 
 // A Scheduler is one replica.
@@ -58,33 +67,48 @@ type Scheduler struct {
 	port   int
 }
 
-// Start starts everything but schedulers below dir, which stays for its logs.
+// Start builds the programs and starts everything but schedulers below dir, which stays for its logs.
 func Start(ctx context.Context, dir string, o controlplane.Options) (_ *Cluster, err error) {
-	c := &Cluster{dir: dir, bin: filepath.Join(dir, "bin"), webhook: &envtest.WebhookInstallOptions{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.Stop())
-		}
-	}()
 	root, err := controlplane.RepositoryRoot()
 	if err != nil {
 		return nil, err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-o", c.bin+"/", "./cmd/coordinator", "./cmd/scheduler")
+	bin := filepath.Join(dir, "bin")
+	build := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./cmd/coordinator", "./cmd/scheduler")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building the programs: %w\n%s", err, out)
 	}
 	o.Dir = filepath.Join(dir, "control-plane")
 	o.CRDPaths = append(o.CRDPaths, filepath.Join(root, "manifests", "crd", "bases"))
-	if c.ControlPlane, err = controlplane.Start(ctx, o); err != nil {
+	cp, err := controlplane.Start(ctx, o)
+	if err != nil {
 		return nil, err
 	}
+	c, err := On(ctx, cp, Programs{Coordinator: filepath.Join(bin, "coordinator"), Scheduler: filepath.Join(bin, "scheduler")}, dir)
+	if err != nil {
+		return nil, errors.Join(err, cp.Stop())
+	}
+	c.own = true
+	return c, nil
+}
+
+// Programs are the paths of what is run.
+type Programs struct{ Coordinator, Scheduler string }
+
+// On starts the coordinator on a control plane that has our CRDs, with a WatchGroup and the fence.
+func On(ctx context.Context, cp *controlplane.ControlPlane, programs Programs, dir string) (_ *Cluster, err error) {
+	c := &Cluster{ControlPlane: cp, dir: dir, programs: programs, webhook: &envtest.WebhookInstallOptions{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Stop())
+		}
+	}()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), lbv1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	config := c.ControlPlane.Config()
+	config := cp.Config()
 	config.QPS = -1
 	if c.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return nil, err
@@ -92,13 +116,62 @@ func Start(ctx context.Context, dir string, o controlplane.Options) (_ *Cluster,
 	if c.group, err = process.NewGroup(filepath.Join(dir, "programs")); err != nil {
 		return nil, err
 	}
-	if err := c.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}); err != nil {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
+	if err := c.Client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, err
 	}
-	if err := c.Client.Create(ctx, watchGroup()); err != nil {
+	if err := c.fence(ctx); err != nil {
 		return nil, err
 	}
-	return c, c.startCoordinator()
+	if err := c.startCoordinator(); err != nil {
+		return nil, err
+	}
+	return c, c.Client.Create(ctx, watchGroup())
+}
+
+// identity is whom the fence asks for.
+const identity = "system:serviceaccount:" + Namespace + ":drover-scheduler"
+
+// fence installs the admission policy, and makes a kubeconfig whose requests it looks at.
+func (c *Cluster) fence(ctx context.Context) error {
+	root, err := controlplane.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(root, "manifests", "overlays", "schedulers", "fence.yaml"))
+	if err != nil {
+		return err
+	}
+	for decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := decoder.Decode(u); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return err
+		}
+		if err := c.Client.Create(ctx, u); err != nil {
+			return err
+		}
+		c.policies = append(c.policies, u)
+	}
+	config, err := clientcmd.LoadFromFile(c.ControlPlane.Kubeconfig())
+	if err != nil {
+		return err
+	}
+	for _, user := range config.AuthInfos {
+		user.Impersonate, user.ImpersonateGroups = identity, []string{"system:masters"}
+	}
+	return clientcmd.WriteToFile(*config, c.kubeconfig())
+}
+
+func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "scheduler.kubeconfig") }
+
+// AsScheduler returns a client with a scheduler's identity, for what one sends late.
+func (c *Cluster) AsScheduler() (client.Client, error) {
+	config := c.ControlPlane.Config()
+	config.QPS = -1
+	config.Impersonate = rest.ImpersonationConfig{UserName: identity, Groups: []string{"system:masters"}}
+	return client.New(config, client.Options{Scheme: c.Client.Scheme()})
 }
 
 func watchGroup() *lbv1alpha1.WatchGroup {
@@ -144,7 +217,7 @@ leaderElection: {leaseDuration: 4s, renewDeadline: 3s, retryPeriod: 500ms}
 		return err
 	}
 	_, err = c.group.Start(process.Spec{
-		Name: "coordinator", Path: filepath.Join(c.bin, "coordinator"),
+		Name: "coordinator", Path: c.programs.Coordinator,
 		Args: []string{"--config=" + file, "--kubeconfig=" + c.ControlPlane.Kubeconfig(), "-v=1"},
 	})
 	return err
@@ -184,7 +257,7 @@ func (c *Cluster) StartScheduler(member string, morePostFilters ...string) (*Sch
 func (c *Cluster) StartLoneScheduler(name string) (*Scheduler, error) { return c.start(name, "") }
 
 func (c *Cluster) start(name, plugins string) (*Scheduler, error) {
-	kubeconfig := c.ControlPlane.Kubeconfig()
+	kubeconfig := c.kubeconfig()
 	file := filepath.Join(c.dir, name+".yaml")
 	if err := os.WriteFile(file, fmt.Appendf(nil, profile, kubeconfig, SchedulerName, plugins), 0o644); err != nil {
 		return nil, err
@@ -194,7 +267,7 @@ func (c *Cluster) start(name, plugins string) (*Scheduler, error) {
 		return nil, err
 	}
 	p, err := c.group.Start(process.Spec{
-		Name: name, Path: filepath.Join(c.bin, "scheduler"),
+		Name: name, Path: c.programs.Scheduler,
 		Args: []string{
 			"--config=" + file, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 			"--authorization-always-allow-paths=/metrics", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--v=2",
@@ -216,7 +289,8 @@ func (c *Cluster) Owned(ctx context.Context) (map[string]int, bool, error) {
 	for _, s := range list.Items {
 		owned[s.Spec.Member] = int(s.Spec.Counts.Owned)
 		sum += int(s.Spec.Counts.Owned)
-		still = still && s.Spec.Counts.Incoming == 0 && s.Spec.Counts.Draining == 0 && len(s.Spec.Grants) == 0
+		still = still && s.Spec.Counts.Incoming == 0 && s.Spec.Counts.Draining == 0 &&
+			s.Status.Session == s.Spec.Session && s.Status.Settled == s.Spec.Epoch
 	}
 	return owned, still && sum == VirtualNodes, nil
 }
@@ -226,7 +300,8 @@ var sample = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? ([0-9.e+-]+)$`)
 // Metric returns the sum of the replica's samples of a counter whose labels match.
 func (s *Scheduler) Metric(name, labels string) (float64, error) {
 	insecure := &http.Client{
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // its certificate is its own, on loopback
+		// Its certificate is its own, and on loopback.
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 		Timeout:   10 * time.Second,
 	}
 	defer insecure.CloseIdleConnections()
@@ -259,13 +334,34 @@ func (s *Scheduler) Metric(name, labels string) (float64, error) {
 	return sum, nil
 }
 
+// Remove takes away what On has brought; the schedulers have to be stopped.
+func (c *Cluster) Remove(ctx context.Context) error {
+	group := watchGroup()
+	err := client.IgnoreNotFound(c.Client.Delete(ctx, group))
+	for err == nil {
+		// The coordinator lets it go when the last member has gone.
+		if err = c.Client.Get(ctx, client.ObjectKeyFromObject(group), group); err == nil {
+			select {
+			case <-ctx.Done():
+				err = ctx.Err()
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}
+	errs := []error{client.IgnoreNotFound(err)}
+	for _, u := range c.policies {
+		errs = append(errs, client.IgnoreNotFound(c.Client.Delete(ctx, u)))
+	}
+	return errors.Join(append(errs, c.Stop())...)
+}
+
 // Stop ends all processes.
 func (c *Cluster) Stop() error {
 	var errs []error
 	if c.group != nil {
 		errs = append(errs, c.group.Stop(10*time.Second))
 	}
-	if c.ControlPlane != nil {
+	if c.own {
 		errs = append(errs, c.ControlPlane.Stop())
 	}
 	if c.webhook.LocalServingCertDir != "" {

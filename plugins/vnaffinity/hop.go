@@ -11,8 +11,8 @@ import (
 )
 
 // AnnotationReplica says on a pod which replica of the scheduler it has moved on to, and which have refused it, as JSON. A
-// pod without it, or whose replica has gone, is at home: at the replica that owns its Virtual Node. It stays on a pod that has
-// been bound, and means nothing there.
+// pod without it, or whose replica has gone, is at home: at the replica that owns its Virtual Node. It stays on a pod that
+// has been bound, and means nothing there.
 const AnnotationReplica = "loadbalance.k8s.io/scheduler"
 
 // ConditionReplica is a pod's condition that says the same to people.

@@ -49,7 +49,7 @@ type seat interface {
 	Draining() sharding.Set
 	Peers() map[string]sharding.Slice
 	Changed() (own, peers <-chan struct{})
-	Progressed(gr schema.GroupResource, version string)
+	Progressed()
 }
 
 // work is the right to bind to the nodes of one Virtual Node: sharded.Work.
@@ -86,6 +86,10 @@ type work interface {
 //   - PostFilter, before all others, finds out whether a pod that fits on none of them would fit on another replica's nodes,
 //     and then stops the plugins after it: it moves on. It reads the snapshot, and writes nothing.
 //   - Reserve, Unreserve and Bind hold the right to bind, as above. Bind stands before DefaultBinder.
+//   - SignPod adds nothing to a signature: the nodes are the same for all pods that this replica holds, and a node that a batch
+//     suggests goes through Filter and Reserve.
+//   - EventsToRegister names what may make room on nodes of other replicas. What happens to this replica's own nodes is for the
+//     plugins that turned them down.
 //
 // Start reading at decide, which is pure, then at schedulers.preFilter and schedulers.postFilter.
 type schedulers struct {
@@ -321,7 +325,7 @@ func (s *schedulers) podSeen(obj any) {
 	if come {
 		s.activate(pod)
 	}
-	s.progressed()
+	s.seat.Progressed()
 }
 
 // take notes a pod as it is now, and reports whether it has been handed on to this replica.
@@ -354,14 +358,7 @@ func (s *schedulers) podOver(pod *corev1.Pod) {
 		s.settle(pod.UID, r)
 	}
 	s.mu.Unlock()
-	s.progressed()
-}
-
-// progressed tells the group how far the informer has come.
-func (s *schedulers) progressed() {
-	if version := s.indexer.LastStoreSyncResourceVersion(); version != "" {
-		s.seat.Progressed(podResource, version)
-	}
+	s.seat.Progressed()
 }
 
 func nodeHandler(s *schedulers) cache.ResourceEventHandler {

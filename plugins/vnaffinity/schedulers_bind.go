@@ -23,8 +23,8 @@ var (
 	_ fwk.BindPlugin    = &VNAffinity{}
 )
 
-// Annotations of a Binding, and so of the bound pod: who bound it, and in which Virtual Node the node is. An admission policy
-// compares them with who owns that now.
+// Annotations of a Binding, and so of the bound pod: who bound it, and in which Virtual Node the node is. An admission
+// policy compares them with who owns that now.
 const (
 	AnnotationBoundBy     = "loadbalance.k8s.io/bound-by-session"
 	AnnotationBoundInNode = "loadbalance.k8s.io/bound-in-node-vn"

@@ -25,8 +25,9 @@ import (
 	"github.com/drover-sh/drover/sharding"
 )
 
-// A replica reads and writes pods and nodes by the rights that every kube-scheduler has; the hop is written to the status of
-// the pod. What it needs as a member of its WatchGroup is the ClusterRole drover-watchgroup-member, in the group's namespace.
+// A replica reads and writes pods and nodes by the rights that every kube-scheduler has; the hop is written to the status
+// of the pod. What it needs as a member of its WatchGroup is the ClusterRole drover-watchgroup-member, in the group's
+// namespace.
 
 const (
 	// leaveTimeout is how long a replica that stops waits until others have taken over what it had.
@@ -156,12 +157,15 @@ func (c watchedCache) Reach(ctx context.Context) (string, error) {
 	if version, err := c.reached(patient, list.ResourceVersion); err == nil {
 		return version, nil
 	}
-	newest := ""
+	newest, upTo := "", ""
 	options := metav1.ListOptions{Limit: reachPage, FieldSelector: c.fields}
 	for {
 		page, err := c.client.List(ctx, options)
 		if err != nil {
 			return "", err
+		}
+		if upTo == "" {
+			upTo = page.ResourceVersion
 		}
 		for i := range page.Items {
 			if order, err := resourceversion.CompareResourceVersion(page.Items[i].ResourceVersion, newest); newest == "" || err == nil && order > 0 {
@@ -173,10 +177,14 @@ func (c watchedCache) Reach(ctx context.Context) (string, error) {
 		}
 	}
 	if newest == "" {
-		return list.ResourceVersion, nil // there are none
+		return upTo, nil // there are none
 	}
-	return c.reached(ctx, newest)
+	_, err = c.reached(ctx, newest)
+	return upTo, err
 }
+
+// Version implements sharded.Cache.
+func (c watchedCache) Version() string { return c.store.LastStoreSyncResourceVersion() }
 
 // reached waits until the cache shows everything up to version.
 func (c watchedCache) reached(ctx context.Context, version string) (string, error) {

@@ -15,9 +15,9 @@ import (
 
 const moveTimeout = 10 * time.Second
 
-// moveNext hands one pod on, and reports whether there may be more. A hop is written beside the scheduling loop, and until it
-// has been, the pod is nobody's: this replica does not try it again, and the next one does not know of it. If this process
-// ends before, the pod is found where it was.
+// moveNext hands one pod on, and reports whether there may be more. A hop is written beside the scheduling loop, and until
+// it has been, the pod is nobody's: this replica does not try it again, and the next one does not know of it. If this
+// process ends before, the pod is found where it was.
 func (s *schedulers) moveNext(ctx context.Context) bool {
 	uid, shutdown := s.moves.Get()
 	if shutdown {
@@ -40,11 +40,8 @@ func (s *schedulers) moveNext(ctx context.Context) bool {
 	case err == nil:
 		s.metrics.moved(h).Inc()
 		s.moves.Forget(uid)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if w := s.pods[uid]; w != nil {
-			s.take(moved)
-			w.next = nil
+		if s.hasMoved(uid, moved) {
+			s.activate(moved)
 		}
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		// If the pod is gone, or is another one of that name, the informer will say so.
@@ -54,6 +51,20 @@ func (s *schedulers) moveNext(ctx context.Context) bool {
 		s.moves.AddRateLimited(uid)
 	}
 	return true
+}
+
+// hasMoved notes a pod that was handed on, and reports whether it is this replica's all the same: the one that it was
+// handed on to has gone meanwhile, and its home is here.
+func (s *schedulers) hasMoved(uid types.UID, pod *corev1.Pod) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.pods[uid]
+	if w == nil {
+		return false
+	}
+	s.take(pod)
+	w.next = nil
+	return s.holds(w)
 }
 
 // moving returns what to write, nil if the pod stays. If who owns what has changed meanwhile it is tried here again, or

@@ -23,10 +23,12 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/controllers/watchgroup"
 )
 
-var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "sharded-manager", "watchgroup"}
+var overlays = []string{"default", "cert-manager", "external-autoscaler", "kueue", "scheduler-only", "schedulers", "sharded-manager",
+	"vnaffinity", "watchgroup"}
 
 // build renders an overlay.
 func build(t *testing.T, name string) []*unstructured.Unstructured {
@@ -317,6 +319,41 @@ func TestManifestsSchedulerConfiguration(t *testing.T) {
 	}
 }
 
+// The overlay with VNAffinity has a profile for each of its roles, whose args decode.
+func TestManifestsVNAffinityConfiguration(t *testing.T) {
+	var config struct {
+		Profiles []struct {
+			SchedulerName string `json:"schedulerName"`
+			PluginConfig  []struct {
+				Name string          `json:"name"`
+				Args json.RawMessage `json:"args"`
+			} `json:"pluginConfig"`
+		} `json:"profiles"`
+	}
+	for _, c := range kindOf[corev1.ConfigMap](t, build(t, "vnaffinity"), "ConfigMap") {
+		if err := sigsyaml.Unmarshal([]byte(c.Data["scheduler.yaml"]), &config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	roles := map[string]bool{}
+	for _, profile := range config.Profiles {
+		for _, plugin := range profile.PluginConfig {
+			if plugin.Name != "VNAffinity" {
+				continue
+			}
+			args := &configv1alpha1.VNAffinityArgs{}
+			if err := configv1alpha1.Decode(plugin.Args, args); err != nil {
+				t.Errorf("profile %s: %v", profile.SchedulerName, err)
+			}
+			roles["members"] = roles["members"] || args.Members != nil
+			roles["objects"] = roles["objects"] || args.Objects != nil
+		}
+	}
+	if !roles["members"] || !roles["objects"] {
+		t.Errorf("roles that are on: %v", roles)
+	}
+}
+
 // Everything that a pod may receive or send is closed first, and every port that a policy opens exists.
 func TestManifestsNetworkIsClosed(t *testing.T) {
 	objects := build(t, "default")
@@ -424,4 +461,64 @@ func shippedConfig(t *testing.T, objects []*unstructured.Unstructured, file stri
 		}
 	}
 	t.Fatalf("no ConfigMap holds %s", file)
+}
+
+// Active schedulers elect no leader, are members of the group that is deployed with them, and have their plugin first where
+// it has to be. Each says who it is by its Pod, and the fence asks for the group and the account that they have.
+func TestManifestsSchedulers(t *testing.T) {
+	objects := build(t, "schedulers")
+	var config struct {
+		LeaderElection struct{ LeaderElect bool }
+		Profiles       []struct {
+			Plugins struct {
+				MultiPoint, PostFilter, Bind struct{ Enabled []struct{ Name string } }
+			}
+			PluginConfig []struct{ Args configv1alpha1.VNAffinityArgs }
+		}
+	}
+	for _, m := range kindOf[corev1.ConfigMap](t, objects, "ConfigMap") {
+		if text, ok := m.Data["scheduler.yaml"]; ok {
+			if err := sigsyaml.Unmarshal([]byte(text), &config); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	profile := config.Profiles[0]
+	for _, enabled := range [][]struct{ Name string }{
+		profile.Plugins.MultiPoint.Enabled, profile.Plugins.PostFilter.Enabled, profile.Plugins.Bind.Enabled,
+	} {
+		if len(enabled) == 0 || enabled[0].Name != "VNAffinity" {
+			t.Errorf("the plugin is not first: %v", profile.Plugins)
+		}
+	}
+	seat := profile.PluginConfig[0].Args.Schedulers
+	if config.LeaderElection.LeaderElect || seat == nil {
+		t.Fatalf("leaderElect %v, schedulers %v", config.LeaderElection.LeaderElect, seat)
+	}
+	group := kindOf[lbv1alpha1.WatchGroup](t, objects, "WatchGroup")[0]
+	if seat.Namespace != group.Namespace || seat.WatchGroup != group.Name || group.Spec.OptIn != lbv1alpha1.OptInNone {
+		t.Errorf("the schedulers are members of %s/%s, deployed is %s/%s", seat.Namespace, seat.WatchGroup, group.Namespace, group.Name)
+	}
+	template := podTemplates(t, objects)["drover-scheduler"]
+	env := map[string]bool{}
+	for _, e := range template.Spec.Containers[0].Env {
+		env[e.Name] = true
+	}
+	for _, name := range []string{"POD_NAME", "POD_UID", "POD_NAMESPACE", "CONTAINER_NAME"} {
+		if !env[name] {
+			t.Errorf("environment variable %s is missing", name)
+		}
+	}
+	for _, policy := range kindOf[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy") {
+		account := "'system:serviceaccount:" + system + ":" + template.Spec.ServiceAccountName + "'"
+		if policy.Name == "drover-schedulers-fence" && !strings.Contains(policy.Spec.MatchConditions[0].Expression, account) {
+			t.Errorf("the fence does not look at %s", account)
+		}
+	}
+	for _, binding := range kindOf[admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, objects, "ValidatingAdmissionPolicyBinding") {
+		if p := binding.Spec.ParamRef; binding.Name == "drover-schedulers-fence" &&
+			(p.Namespace != group.Namespace || p.Selector.MatchLabels[lbv1alpha1.LabelWatchGroup] != group.Name) {
+			t.Errorf("the fence looks at slices of %s/%v", p.Namespace, p.Selector)
+		}
+	}
 }

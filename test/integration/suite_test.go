@@ -138,6 +138,10 @@ func deploy(ctx context.Context) error {
 	if out, err := kubectl(ctx, "apply", "--server-side", "-k", overlay("default")); err != nil {
 		return fmt.Errorf("applying the manifests: %w\n%s", err, out)
 	}
+	// A playground's scheduler has a profile with the plugin VNAffinity.
+	if out, err := kubectl(ctx, "apply", "--server-side", "-k", filepath.Join(env.root, "manifests", "vnaffinity")); err != nil {
+		return fmt.Errorf("applying the rights of VNAffinity: %w\n%s", err, out)
+	}
 	certs := exec.CommandContext(ctx, "go", "run", "./hack/certs", "-dir", certDir(),
 		"-cluster", ownCluster, "-cluster", otherCluster, "-host", "127.0.0.1")
 	certs.Dir = env.root
