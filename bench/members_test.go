@@ -13,9 +13,9 @@ import (
 
 // The budget of each member is small enough that nine of them, the API server and the webhook leave a machine of two cores
 // idle for a good part of the time: the budget is what limits them, as it is in a cluster.
-var memberBudget = size("DROVER_BENCH_BUDGET", 20)
+var memberBudget = size("DROVER_BENCH_BUDGET", 10)
 
-// BenchmarkMembers lets one member and nine make Children for more Parents than they can serve, each with a budget of 20
+// BenchmarkMembers lets one member and nine make Children for more Parents than they can serve, each with a budget of 10
 // requests per second. A Child takes two: a look at the API server if it is there, and its creation. The turns are one, nine,
 // nine, one, so that a steady drift favours neither. Webhook, coordinator and members are the real ones, and processes.
 // Reported are:

@@ -116,7 +116,8 @@ func startSharded(b *testing.B, o rigOptions) *shardedRig {
 		}
 	})
 	scheme := kruntime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), lbv1alpha1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	err = errors.Join(clientgoscheme.AddToScheme(scheme), lbv1alpha1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
+	if err != nil {
 		b.Fatal(err)
 	}
 	config := r.cp.Config()

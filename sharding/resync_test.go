@@ -3,6 +3,7 @@ package sharding
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -58,6 +59,97 @@ func TestResyncVisitsEveryKeyOncePerPeriod(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%s was visited %d times", sample[i], n)
 		}
+	}
+}
+
+// The same with ticks that are early, late, doubled and missing, a restart that kept the last one done, and keys that come and
+// go: each key that is there at the tick of its minute is visited then, and at no other.
+func TestResyncVisitsEveryKeyOnceWhateverTheTicks(t *testing.T) {
+	const keys, minutes = 500_000, 1440
+	r := Resync{Period: 24 * time.Hour}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	base := midnight.Unix() / 60
+	step := 1
+	if os.Getenv("DROVER_LONG") == "" {
+		step = 101
+	}
+	// A key is there from the minute come, and before the minute goes. Nine of ten are there all the time.
+	type key struct {
+		name               string
+		come, goes, minute int64
+		visits             int
+	}
+	all := make([]key, keys)
+	byMinute := make([][]int, minutes)
+	for i := range all {
+		k := &all[i]
+		k.name, k.goes = fmt.Sprintf("ns/parent-%d", i), 2*minutes
+		switch rnd.IntN(20) {
+		case 0:
+			k.come = rnd.Int64N(minutes)
+		case 1:
+			k.goes = rnd.Int64N(minutes)
+		}
+		k.minute = r.MinuteOf(k.name, midnight) - base
+		byMinute[k.minute] = append(byMinute[k.minute], i)
+	}
+	last, sizes := midnight, make(map[string]int)
+	for tick := 1; tick <= 97; tick++ {
+		now := midnight.Add(time.Duration(tick) * 15 * time.Minute)
+		kind := "regular"
+		switch n := rnd.IntN(10); {
+		case tick == 97: // pays what is left
+			now = midnight.Add(24 * time.Hour)
+		case n == 0:
+			sizes["missed"]++
+			continue
+		case n == 1:
+			kind, now = "late", now.Add(time.Duration(rnd.IntN(14*60))*time.Second)
+		case n == 2:
+			kind, now = "early", now.Add(-time.Duration(rnd.IntN(14*60))*time.Second)
+		case n == 3:
+			kind, r = "after a restart", Resync{Period: 24 * time.Hour}
+		}
+		sizes[kind]++
+		if now.After(midnight.Add(24 * time.Hour)) {
+			now = midnight.Add(24 * time.Hour)
+		}
+		for range 1 + rnd.IntN(2) { // some ticks come twice
+			due := r.Tick(last, now)
+			if due.From < due.To && !last.Equal(time.Unix(due.From*60, 0)) {
+				t.Fatalf("tick %d (%s) starts at %v, done is all before %v", tick, kind, time.Unix(due.From*60, 0).UTC(), last)
+			}
+			last = due.Done(last)
+			at, n, there := now.Unix()/60-base, 0, 0
+			for m := due.From - base; m < due.To-base; m++ {
+				for _, i := range byMinute[m] {
+					if k := &all[i]; k.come <= at && at < k.goes {
+						n++
+						k.visits++
+					}
+				}
+			}
+			for i := range all {
+				k := &all[i]
+				if k.come <= at && at < k.goes {
+					there++
+				}
+				if i%step == 0 && due.Has(k.name) != (due.From-base <= k.minute && k.minute < due.To-base) {
+					t.Fatalf("tick %d (%s) of minutes %d to %d: Has(%s), due at %d, is %t", tick, kind, due.From-base, due.To-base,
+						k.name, k.minute, due.Has(k.name))
+				}
+			}
+			within(t, fmt.Sprintf("tick %d (%s)", tick, kind), n, there, float64(due.To-due.From)/minutes)
+		}
+	}
+	t.Logf("ticks: %v", sizes)
+	for _, k := range all {
+		if always := k.come == 0 && k.goes > minutes; k.visits > 1 || (always && k.visits != 1) {
+			t.Fatalf("%s, there from minute %d to %d and due at %d, was visited %d times", k.name, k.come, k.goes, k.minute, k.visits)
+		}
+	}
+	for m, list := range byMinute {
+		within(t, fmt.Sprintf("minute %d", m), len(list), keys, 1.0/minutes)
 	}
 }
 
