@@ -10,8 +10,7 @@ import (
 func Stories() []Story {
 	return []Story{
 		Training(), Packing(), Stockout(), Withdrawal(), ScaleFromZero(), Taints(), ConfigFailure(), StaticNodes(),
-		RequestWithoutPod(), Affinity(), Schedulers(), KueueHint(), KueueProvision(), KueueTAS(),
-		KueueStockout(), Sharding(), Resync(),
+		RequestWithoutPod(), Affinity(), KueueHint(), KueueProvision(), KueueTAS(), KueueStockout(), Sharding(), Resync(),
 	}
 }
 

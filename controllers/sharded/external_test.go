@@ -153,7 +153,7 @@ func TestAMembershipServesWhatItsCachesShow(t *testing.T) {
 
 // What the last owner wrote has to be in the cache first.
 func TestAMembershipWaitsForWhatTheLastOwnerWrote(t *testing.T) {
-	known := sharding.Versions{"configmaps": "100"}
+	known := sharding.Versions{"configmaps": "100", "secrets": "1"}
 	m := newUnstartedMembership(t)
 	e := m.member
 	e.start(m.group.dependencies(), "s1")

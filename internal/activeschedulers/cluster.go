@@ -43,8 +43,6 @@ const (
 	SchedulerName = "active-scheduler"
 	// VirtualNodes is V.
 	VirtualNodes = 1000
-	// LeaseDuration is how long a replica that was killed keeps what it had.
-	LeaseDuration = 6 * time.Second
 )
 
 // A Cluster has no scheduler until one is started.
@@ -175,17 +173,13 @@ func (c *Cluster) AsScheduler() (client.Client, error) {
 }
 
 func watchGroup() *lbv1alpha1.WatchGroup {
-	d := func(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
+	// The Lease is as it is by default: an API server that shares its processors with everything answers late.
 	return &lbv1alpha1.WatchGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Group},
 		Spec: lbv1alpha1.WatchGroupSpec{
 			VirtualNodes: VirtualNodes, OptIn: lbv1alpha1.OptInNone,
-			Resources: []lbv1alpha1.Resource{{Resource: "nodes"}, {Resource: "pods"}},
-			Lease: lbv1alpha1.LeaseParameters{
-				LeaseDuration: d(LeaseDuration), RenewDeadline: d(3 * time.Second),
-				RetryPeriod: d(500 * time.Millisecond), RequestTimeout: d(2500 * time.Millisecond),
-			},
-			NewcomerGrace: d(time.Second),
+			Resources:     []lbv1alpha1.Resource{{Resource: "nodes"}, {Resource: "pods"}},
+			NewcomerGrace: &metav1.Duration{Duration: time.Second},
 		},
 	}
 }
@@ -210,7 +204,7 @@ namespace: %s
 metricsBindAddress: "0"
 healthProbeBindAddress: "0"
 webhook: {bindAddress: "127.0.0.1:%d", certFile: %q, keyFile: %q, caFile: %q}
-leaderElection: {leaseDuration: 4s, renewDeadline: 3s, retryPeriod: 500ms}
+leaderElection: {leaseDuration: 60s, renewDeadline: 50s, retryPeriod: 2s} # nobody starts it again
 `, Namespace, port, filepath.Join(certs, "tls.crt"), filepath.Join(certs, "tls.key"), ca)
 	file := filepath.Join(c.dir, "coordinator.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {

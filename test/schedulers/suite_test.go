@@ -26,6 +26,7 @@ import (
 	"github.com/drover-sh/drover/internal/controlplane"
 	"github.com/drover-sh/drover/internal/process"
 	"github.com/drover-sh/drover/plugins/vnaffinity"
+	"github.com/drover-sh/drover/sharding"
 )
 
 // patience is how long a test waits for what has to come. It is a limit for hangs, not an expectation of speed.
@@ -401,6 +402,9 @@ func (w *world) check(pods int) (binders map[string]int) {
 		if pod.Spec.NodeName == "" {
 			w.t.Errorf("pod %s was forgotten", pod.Name)
 			continue
+		}
+		if vn, ok := pod.Labels[sharding.LabelVirtualNode]; ok {
+			w.t.Errorf("pod %s is labelled with Virtual Node %s: the group takes no object", pod.Name, vn)
 		}
 		used[pod.Spec.NodeName] += pod.Spec.Containers[0].Resources.Requests.Cpu().MilliValue()
 		count[pod.Spec.NodeName]++
