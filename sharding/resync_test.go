@@ -90,7 +90,7 @@ func TestResyncVisitsEveryKeyOnceWhateverTheTicks(t *testing.T) {
 		case 1:
 			k.goes = rnd.Int64N(minutes)
 		}
-		k.minute = r.MinuteOf(k.name, midnight) - base
+		k.minute = r.SliceOf(k.name, midnight) - base
 		byMinute[k.minute] = append(byMinute[k.minute], i)
 	}
 	last, sizes := midnight, make(map[string]int)
