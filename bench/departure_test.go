@@ -46,7 +46,7 @@ func BenchmarkLeaveAndCrash(b *testing.B) {
 	for b.Loop() {
 		var leave, crash, over, seen []float64
 		for range rounds {
-			d.depart(func(m *rigMember, _ string) { go m.process.Stop(30 * time.Second) }) //nolint:errcheck // its objects tell
+			d.depart(func(m *rigMember, _ string) { go m.process.Stop(30 * time.Second) })
 			for _, t := range d.takeovers {
 				leave = append(leave, ms(t.first-t.last))
 			}

@@ -96,7 +96,7 @@ func (r *shardedRig) handoff(round int) []handoff {
 	r.quiet(2)
 	moves = append(moves, r.measure(name, r.leases[name]))
 	r.forget()
-	go m.process.Stop(30 * time.Second) //nolint:errcheck // its slice tells
+	go m.process.Stop(30 * time.Second)
 	r.quiet(1)
 	moves = append(moves, r.measure(name, r.leaving[name]))
 	<-m.process.Done()

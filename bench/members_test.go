@@ -98,7 +98,7 @@ func (r *shardedRig) count() int {
 func (r *shardedRig) dismiss() {
 	r.b.Helper()
 	for _, m := range r.members {
-		go m.process.Stop(30 * time.Second) //nolint:errcheck // waited for below
+		go m.process.Stop(30 * time.Second)
 	}
 	for _, m := range r.members {
 		<-m.process.Done()

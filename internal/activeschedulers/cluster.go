@@ -36,9 +36,10 @@ import (
 )
 
 const (
-	// Namespace and Group name the WatchGroup.
+	// Namespace is that of the WatchGroup.
 	Namespace = "fleet-system"
-	Group     = "drover-scheduler"
+	// Group is the WatchGroup's name.
+	Group = "drover-scheduler"
 	// SchedulerName is that of the profile. It is not the deployed one, which other tests have.
 	SchedulerName = "active-scheduler"
 	// VirtualNodes is V.
