@@ -35,6 +35,7 @@ import (
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
 	tf "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/sharding"
 )
@@ -316,7 +317,7 @@ func TestAPodMovesOnBeforeAnybodyPreempts(t *testing.T) {
 	r := newReplica(t, pod)
 	r.fill("n0", "n1", "n2", "n3")
 	_, _, status := r.cycle(pod)
-	if status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "moves on to c") {
+	if status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "moves on to c") || capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if len(r.asked) != 0 {
@@ -346,7 +347,7 @@ func TestAPodMovesOnBeforeAnybodyPreempts(t *testing.T) {
 func TestAPodThatFitsNowhereComesToThePluginsBehind(t *testing.T) {
 	r := newReplica(t)
 	r.fill("n0", "n1", "n2", "n3", "n4", "n5")
-	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), "waits at a") {
+	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), "waits at a") || !capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if !slices.Equal(r.asked, []string{"p"}) {
@@ -357,7 +358,7 @@ func TestAPodThatFitsNowhereComesToThePluginsBehind(t *testing.T) {
 func TestAPodThatFitsOnANodeOnItsWayWaits(t *testing.T) {
 	r := newReplica(t)
 	r.fill("n0", "n1", "n2", "n3", "n4")
-	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "on its way") {
+	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "on its way") || capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if len(r.asked) != 0 {
@@ -406,7 +407,7 @@ func TestReserveRefusesANodeThatHasGone(t *testing.T) {
 		t.Error("Unreserve keeps the right")
 	}
 	r.seat.lose()
-	if s := r.plugin.Reserve(t.Context(), state, pod, "n0"); s.Code() != fwk.Unschedulable {
+	if s := r.plugin.Reserve(t.Context(), state, pod, "n0"); s.Code() != fwk.Unschedulable || capacity.RefusedByAll(s.Message()) {
 		t.Errorf("gone: %v", s)
 	}
 	// What was bound to it meanwhile, the cycle's snapshot does not show.
