@@ -69,6 +69,14 @@ func rejectionBy(reason string, nodes int32) Rejection {
 	return r
 }
 
+// NotYetRefusedByAll stands in what one of several active schedulers says of a pod, as long as another one may have a place for
+// it. The last one to refuse the pod leaves it out.
+const NotYetRefusedByAll = "not yet refused by all schedulers"
+
+// RefusedByAll reports whether a message of the condition PodScheduled is the last word of the schedulers that share the pods:
+// always, where there is one.
+func RefusedByAll(message string) bool { return !strings.Contains(message, NotYetRefusedByAll) }
+
 // count reads digits; more than an int32 holds is as good as the most.
 func count(digits string) int32 {
 	n, err := strconv.ParseInt(digits, 10, 32)

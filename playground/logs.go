@@ -24,7 +24,7 @@ func (p *Playground) keepLogs(story string) string {
 		filepath.Join(p.LogDir(), "*.log"), filepath.Join(p.dir, "control-plane", "logs", "*.log"), filepath.Join(p.dir, "*.yaml"),
 		filepath.Join(p.kueueDir(), "logs", "*.log"), filepath.Join(p.kueueDir(), "*.yaml"),
 		filepath.Join(p.storyDir(story), "logs", "*.log"), filepath.Join(p.storyDir(story), "*.yaml"),
-		filepath.Join(p.storyDir(story), "*.jsonl"),
+		filepath.Join(p.storyDir(story), "*.jsonl"), filepath.Join(p.storyDir(story), "programs", "logs", "*.log"),
 	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {

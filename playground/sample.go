@@ -96,7 +96,7 @@ func (s *Stage) startSample(virtualNodes int) *sample {
 
 func (c *sample) prepare() error {
 	for _, name := range []string{sampleProgram, coordinator} {
-		if _, err := os.Stat(c.program(name)); err != nil {
+		if _, err := os.Stat(c.s.p.programOf(name)); err != nil {
 			return fmt.Errorf("program %s: not built yet: run `make binaries` (%w)", name, err)
 		}
 	}
@@ -113,8 +113,9 @@ func (c *sample) prepare() error {
 	return c.install()
 }
 
-func (c *sample) program(name string) string {
-	bin := c.s.p.options.BinDir
+// programOf is the path of a program that only some stories need.
+func (p *Playground) programOf(name string) string {
+	bin := p.options.BinDir
 	if bin == "" { // attached to
 		bin = "bin"
 		if root, err := repositoryRoot(); err == nil {
@@ -212,7 +213,7 @@ func (c *sample) tryCoordinator() error {
 
 func (c *sample) start(name, program string, args ...string) (*process.Process, error) {
 	return c.group.Start(process.Spec{
-		Name: name, Path: c.program(program), Args: args,
+		Name: name, Path: c.s.p.programOf(program), Args: args,
 		Env: []string{"POD_NAME=", "POD_NAMESPACE=", "POD_UID=", "CONTAINER_NAME="}, // nobody runs in a Pod here
 	})
 }
@@ -497,19 +498,19 @@ func (c *sample) end(ctx context.Context) error {
 	if c.group != nil {
 		errs = append(errs, c.group.Stop(stopGrace))
 	}
-	errs = append(errs, c.unhold(ctx), s.p.view.unfollow(ctx, sampleKinds()...))
+	errs = append(errs, s.unhold(ctx, s.namespace), s.p.view.unfollow(ctx, sampleKinds()...))
 	if s.err == nil || s.p.entry != nil { // otherwise its logs explain what was wrong
 		errs = append(errs, os.RemoveAll(c.dir))
 	}
 	return errors.Join(errs...)
 }
 
-// unhold takes off the finalizers that a coordinator would have: those of a group that was not deleted in time.
-func (c *sample) unhold(ctx context.Context) error {
+// unhold takes off the finalizers that a coordinator would have: those of groups that were not deleted in time.
+func (s *Stage) unhold(ctx context.Context, namespace string) error {
 	var groups lbv1alpha1.WatchGroupList
 	var shares lbv1alpha1.VirtualNodeSliceList
-	in := client.InNamespace(c.s.namespace)
-	if err := errors.Join(c.s.p.view.client.List(ctx, &groups, in), c.s.p.view.client.List(ctx, &shares, in)); err != nil {
+	in := client.InNamespace(namespace)
+	if err := errors.Join(s.p.view.client.List(ctx, &groups, in), s.p.view.client.List(ctx, &shares, in)); err != nil {
 		return err
 	}
 	var held []client.Object
@@ -521,7 +522,7 @@ func (c *sample) unhold(ctx context.Context) error {
 	}
 	for _, o := range held {
 		none := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-		if err := client.IgnoreNotFound(c.s.p.view.client.Patch(ctx, o, none)); err != nil {
+		if err := client.IgnoreNotFound(s.p.view.client.Patch(ctx, o, none)); err != nil {
 			return err
 		}
 	}

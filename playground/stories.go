@@ -10,7 +10,8 @@ import (
 func Stories() []Story {
 	return []Story{
 		Training(), Packing(), Stockout(), Withdrawal(), ScaleFromZero(), Taints(), ConfigFailure(), StaticNodes(),
-		RequestWithoutPod(), Affinity(), KueueHint(), KueueProvision(), KueueTAS(), KueueStockout(), Sharding(), Resync(),
+		RequestWithoutPod(), Affinity(), Schedulers(), KueueHint(), KueueProvision(), KueueTAS(), KueueStockout(), Sharding(),
+		Resync(),
 	}
 }
 

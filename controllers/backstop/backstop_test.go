@@ -281,6 +281,13 @@ func TestReconcileChoosesItsPods(t *testing.T) {
 		{name: "one that a scheduler gave its node", pod: failed(func(p *corev1.Pod) {
 			p.Spec.NodeName, p.Status.Conditions[0].Status = "gone", corev1.ConditionTrue
 		})},
+		{name: "one that another active scheduler is still to try", pod: failed(func(p *corev1.Pod) {
+			p.Status.Conditions[0].Message = "0/3 nodes are available: 3 Insufficient cpu. " + capacity.NotYetRefusedByAll +
+				": fits on no node of scheduler a, moves on to b"
+		})},
+		{name: "one that all active schedulers have refused", asks: true, after: recheck, pod: failed(func(p *corev1.Pod) {
+			p.Status.Conditions[0].Message = "0/3 nodes are available: 3 Insufficient cpu. fits on no node of any of 3 schedulers, waits at b"
+		})},
 		{name: "one that names a node that exists", pod: named("there", now.Add(-time.Minute))},
 		{name: "one that names a node that does not exist is told so", pod: named("gone", now.Add(-time.Minute)), asks: true},
 		{

@@ -74,7 +74,9 @@ const recheck = time.Minute
 func (r *Reconciler) again() time.Duration { return max(recheck, r.Delay) }
 
 // waitsSince says since when the pod waits for what the back-stop could ask or tell; false where it does not. A pod that is
-// gated or goes away does not, nor does one that a scheduler gave its node.
+// gated or goes away does not, nor does one that a scheduler gave its node, nor one that another active scheduler is still to try:
+// that one may wait for the Lease of a scheduler that has died, whose nodes have room. The last one to refuse it says so in the
+// condition, and the change brings the pod back here. With no scheduler left nobody would use the capacity.
 func waitsSince(pod *corev1.Pod) (time.Time, bool) {
 	if pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) > 0 || capacity.IsTerminal(pod) {
 		return time.Time{}, false
@@ -83,7 +85,7 @@ func waitsSince(pod *corev1.Pod) (time.Time, bool) {
 		return pod.CreationTimestamp.Time, unstarted(pod)
 	}
 	c := scheduled(pod)
-	if c == nil || c.Status != corev1.ConditionFalse || c.Reason != corev1.PodReasonUnschedulable {
+	if c == nil || c.Status != corev1.ConditionFalse || c.Reason != corev1.PodReasonUnschedulable || !capacity.RefusedByAll(c.Message) {
 		return time.Time{}, false
 	}
 	return c.LastTransitionTime.Time, true

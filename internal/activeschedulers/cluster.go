@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -48,12 +47,12 @@ const (
 
 // A Cluster has no scheduler until one is started.
 type Cluster struct {
-	ControlPlane *controlplane.ControlPlane
-	Client       client.Client // an administrator's, with no limit
+	ControlPlane *controlplane.ControlPlane // nil where On was given another one's
+	Client       client.Client              // an administrator's, with no limit
 
+	admin    string // the administrator's kubeconfig
 	dir      string
 	programs Programs
-	own      bool // the control plane
 	group    *process.Group
 	webhook  *envtest.WebhookInstallOptions
 	policies []*unstructured.Unstructured
@@ -84,20 +83,21 @@ func Start(ctx context.Context, dir string, o controlplane.Options) (_ *Cluster,
 	if err != nil {
 		return nil, err
 	}
-	c, err := On(ctx, cp, Programs{Coordinator: filepath.Join(bin, "coordinator"), Scheduler: filepath.Join(bin, "scheduler")}, dir)
+	c, err := On(ctx, cp.Kubeconfig(), Programs{Coordinator: filepath.Join(bin, "coordinator"), Scheduler: filepath.Join(bin, "scheduler")}, dir)
 	if err != nil {
 		return nil, errors.Join(err, cp.Stop())
 	}
-	c.own = true
+	c.ControlPlane = cp
 	return c, nil
 }
 
 // Programs are the paths of what is run.
 type Programs struct{ Coordinator, Scheduler string }
 
-// On starts the coordinator on a control plane that has our CRDs, with a WatchGroup and the fence.
-func On(ctx context.Context, cp *controlplane.ControlPlane, programs Programs, dir string) (_ *Cluster, err error) {
-	c := &Cluster{ControlPlane: cp, dir: dir, programs: programs, webhook: &envtest.WebhookInstallOptions{}}
+// On starts the coordinator on a control plane that has our CRDs, with a WatchGroup and the fence. The kubeconfig is an
+// administrator's. On error nothing is left running.
+func On(ctx context.Context, kubeconfig string, programs Programs, dir string) (_ *Cluster, err error) {
+	c := &Cluster{admin: kubeconfig, dir: dir, programs: programs, webhook: &envtest.WebhookInstallOptions{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Stop())
@@ -107,7 +107,10 @@ func On(ctx context.Context, cp *controlplane.ControlPlane, programs Programs, d
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), lbv1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	config := cp.Config()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
 	config.QPS = -1
 	if c.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return nil, err
@@ -153,7 +156,7 @@ func (c *Cluster) fence(ctx context.Context) error {
 		}
 		c.policies = append(c.policies, u)
 	}
-	config, err := clientcmd.LoadFromFile(c.ControlPlane.Kubeconfig())
+	config, err := clientcmd.LoadFromFile(c.admin)
 	if err != nil {
 		return err
 	}
@@ -167,9 +170,11 @@ func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "scheduler.k
 
 // AsScheduler returns a client with a scheduler's identity, for what one sends late.
 func (c *Cluster) AsScheduler() (client.Client, error) {
-	config := c.ControlPlane.Config()
+	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig())
+	if err != nil {
+		return nil, err
+	}
 	config.QPS = -1
-	config.Impersonate = rest.ImpersonationConfig{UserName: identity, Groups: []string{"system:masters"}}
 	return client.New(config, client.Options{Scheme: c.Client.Scheme()})
 }
 
@@ -213,7 +218,7 @@ leaderElection: {leaseDuration: 60s, renewDeadline: 50s, retryPeriod: 2s} # nobo
 	}
 	_, err = c.group.Start(process.Spec{
 		Name: "coordinator", Path: c.programs.Coordinator,
-		Args: []string{"--config=" + file, "--kubeconfig=" + c.ControlPlane.Kubeconfig(), "-v=1"},
+		Args: []string{"--config=" + file, "--kubeconfig=" + c.admin, "-v=1"},
 	})
 	return err
 }
@@ -356,7 +361,7 @@ func (c *Cluster) Stop() error {
 	if c.group != nil {
 		errs = append(errs, c.group.Stop(10*time.Second))
 	}
-	if c.own {
+	if c.ControlPlane != nil {
 		errs = append(errs, c.ControlPlane.Stop())
 	}
 	if c.webhook.LocalServingCertDir != "" {

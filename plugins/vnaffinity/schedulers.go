@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/sharding"
 )
@@ -239,7 +240,7 @@ func (s *schedulers) look() {
 	// A pod that waits at Permit may wait for long, and would keep its node's Virtual Node here.
 	s.handle.IterateOverWaitingPods(func(p fwk.WaitingPod) {
 		if node := p.GetPod().Spec.NodeName; draining.Has(sharding.VirtualNodeOf(nodeKey(node), s.v)) {
-			p.Reject(Name, "node "+node+" goes to another replica of the scheduler")
+			p.Reject(Name, capacity.NotYetRefusedByAll+": node "+node+" goes to another one")
 			s.activateLater(p.GetPod())
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/sharding"
 )
@@ -52,7 +53,8 @@ func (s *schedulers) reserve(state fwk.CycleState, pod *corev1.Pod, node string)
 	if err != nil {
 		s.metrics.refused.Inc()
 		s.activateLater(pod)
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("node %s has gone to another replica of the scheduler: %v", node, err))
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: node %s has gone to another one: %v",
+			capacity.NotYetRefusedByAll, node, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/controllers/sharded"
 )
 
@@ -39,7 +40,7 @@ func TestReserveRefusesANodeThatHasGone(t *testing.T) {
 		t.Error("Unreserve keeps the right")
 	}
 	r.seat.lose()
-	if s := r.plugin.Reserve(t.Context(), state, pod, "n0"); s.Code() != fwk.Unschedulable {
+	if s := r.plugin.Reserve(t.Context(), state, pod, "n0"); s.Code() != fwk.Unschedulable || capacity.RefusedByAll(s.Message()) {
 		t.Errorf("gone: %v", s)
 	}
 	// What was bound to it meanwhile, the cycle's snapshot does not show.

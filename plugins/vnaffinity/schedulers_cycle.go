@@ -15,6 +15,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/sharding"
 )
 
@@ -79,7 +80,7 @@ func (s *schedulers) preFilter(
 	if !s.holds(c.pod) {
 		// It was in the queue already when it went to another replica.
 		c.stranger = true
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+s.holder(c.pod))
+		return nil, notYetRefused("waits at %s", s.holder(c.pod))
 	}
 	c.unsettled = !s.verify(nodes)
 	c.own, c.upTo = s.ownNodes(), s.upTo
@@ -180,7 +181,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	case c.unsettled:
 		s.activateLater(pod)
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "nodes have just come to this replica of the scheduler")
+		return notYetRefused("nodes have just come to scheduler %s", s.member)
 	}
 	s.mu.RLock()
 	roster, w := s.roster, *c.pod
@@ -191,7 +192,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	})
 	if v.last && look.fits("") {
 		s.activateLater(pod)
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "fits on a node that is on its way from one replica of the scheduler to another")
+		return notYetRefused("fits on a node that is on its way from one to another")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,13 +203,18 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	if v.next != nil {
 		now.next, now.last, now.afterPreemption = v.next, false, nil
 		s.moves.Add(pod.UID)
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To))
+		return notYetRefused("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To)
 	}
 	now.last, now.afterPreemption = true, v.afterPreemption
 	if v.afterPreemption != nil {
 		s.moves.AddAfter(pod.UID, preemptionPatience)
 	}
 	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
+}
+
+// notYetRefused is the status of a pod that another replica may have a place for. Whoever asks for capacity leaves it alone.
+func notYetRefused(format string, args ...any) *fwk.Status {
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, capacity.NotYetRefusedByAll+": "+fmt.Sprintf(format, args...))
 }
 
 // others is what the snapshot says of the nodes of other replicas; "" stands for nodes that are on their way.

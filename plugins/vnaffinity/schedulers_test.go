@@ -32,6 +32,7 @@ import (
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
 	tf "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 
+	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/controllers/sharded"
 	"github.com/drover-sh/drover/sharding"
 )
@@ -313,7 +314,7 @@ func TestAPodMovesOnBeforeAnybodyPreempts(t *testing.T) {
 	r := newReplica(t, pod)
 	r.fill("n0", "n1", "n2", "n3")
 	_, _, status := r.cycle(pod)
-	if status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "moves on to c") {
+	if status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "moves on to c") || capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if len(r.asked) != 0 {
@@ -343,7 +344,7 @@ func TestAPodMovesOnBeforeAnybodyPreempts(t *testing.T) {
 func TestAPodThatFitsNowhereComesToThePluginsBehind(t *testing.T) {
 	r := newReplica(t)
 	r.fill("n0", "n1", "n2", "n3", "n4", "n5")
-	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), "waits at a") {
+	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), "waits at a") || !capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if !slices.Equal(r.asked, []string{"p"}) {
@@ -354,7 +355,7 @@ func TestAPodThatFitsNowhereComesToThePluginsBehind(t *testing.T) {
 func TestAPodThatFitsOnANodeOnItsWayWaits(t *testing.T) {
 	r := newReplica(t)
 	r.fill("n0", "n1", "n2", "n3", "n4")
-	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "on its way") {
+	if _, _, status := r.cycle(at("n0", "p", "1")); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "on its way") || capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
 	}
 	if len(r.asked) != 0 {
