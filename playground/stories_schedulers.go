@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1alpha1 "github.com/drover-sh/drover/api/config/v1alpha1"
@@ -100,7 +99,8 @@ func (s *Stage) activeSchedulers(names ...string) map[string]*activeschedulers.S
 			}
 		}
 		if s.ctx.Err() != nil { // nobody waits for Leases
-			group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: activeschedulers.Namespace, Name: activeschedulers.Group}}
+			group := &lbv1alpha1.WatchGroup{}
+			group.Namespace, group.Name = activeschedulers.Namespace, activeschedulers.Group
 			errs = append(errs, client.IgnoreNotFound(s.p.view.client.Delete(ctx, group)), s.unhold(ctx, activeschedulers.Namespace))
 		}
 		errs = append(errs, c.Remove(ctx))

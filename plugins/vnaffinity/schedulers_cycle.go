@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -190,9 +191,15 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	v := decide(refusal{
 		self: s.member, roster: roster, hop: w.hop, again: w.last, fits: look.fits, couldPreempt: look.couldPreempt,
 	})
-	if v.last && look.fits("") {
-		s.activateLater(pod)
-		return notYetRefused("fits on a node that is on its way from one to another")
+	if look.fits("") {
+		if v.last {
+			s.activateLater(pod)
+			return notYetRefused("fits on a node that is on its way from one to another")
+		}
+		if v.next != nil {
+			// The node may come to this replica, in the same epoch, which then has not refused the pod on all that it owns.
+			v.next.Refused = slices.DeleteFunc(v.next.Refused, func(member string) bool { return member == s.member })
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

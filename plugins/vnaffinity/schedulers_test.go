@@ -312,7 +312,7 @@ func TestPreEnqueueAdmitsThePodsThatThisReplicaHolds(t *testing.T) {
 func TestAPodMovesOnBeforeAnybodyPreempts(t *testing.T) {
 	pod := at("n0", "p", "1")
 	r := newReplica(t, pod)
-	r.fill("n0", "n1", "n2", "n3")
+	r.fill("n0", "n1", "n2", "n3", "n5")
 	_, _, status := r.cycle(pod)
 	if status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "moves on to c") || capacity.RefusedByAll(status.Message()) {
 		t.Errorf("PostFilter: %v", status)
@@ -360,6 +360,24 @@ func TestAPodThatFitsOnANodeOnItsWayWaits(t *testing.T) {
 	}
 	if len(r.asked) != 0 {
 		t.Errorf("behind came %v", r.asked)
+	}
+}
+
+// The node on its way may come here in the same epoch: then the others have to find this replica unasked.
+func TestAPodThatFitsOnANodeOnItsWayIsNotRefusedByMovingOn(t *testing.T) {
+	pod := at("n0", "p", "1")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1", "n2", "n3")
+	if _, _, status := r.cycle(pod); !strings.Contains(status.Message(), "moves on to c") {
+		t.Errorf("PostFilter: %v", status)
+	}
+	r.plugin.schedulers.moveNext(t.Context())
+	moved, err := r.client.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := hopOf(moved); h == nil || h.To != "c" || len(h.Refused) > 0 {
+		t.Errorf("the pod carries %v", h)
 	}
 }
 
