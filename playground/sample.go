@@ -400,14 +400,20 @@ func (c *sample) create(objects ...client.Object) {
 	}
 }
 
-// Change gives a Parent another value, as a user does.
-func (c *sample) Change(ctx context.Context, name, value string) error {
+// Change gives a Parent another value, as a user does, unless its Child has not followed the last one: it may pass over a value
+// that another one has replaced.
+func (c *sample) Change(name, value string) error {
+	waits := false
 	c.s.Look(func(*World) {
-		if _, waiting := c.s.recorder.shares.asked[name]; !waiting {
-			c.s.recorder.shares.asked[name] = change{value, time.Now()}
+		asked := c.s.recorder.shares.asked
+		if _, waits = asked[name]; !waits {
+			asked[name] = change{value, time.Now()}
 		}
 	})
-	return c.patch(ctx, name, value)
+	if waits {
+		return nil
+	}
+	return c.patch(c.s.ctx, name, value)
 }
 
 func (c *sample) patch(ctx context.Context, name, value string) error {

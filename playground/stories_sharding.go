@@ -215,7 +215,7 @@ func (c *sample) traffic(first, last int) (stop func() error) {
 				return
 			}
 			name := parentName(first + n%(last-first+1))
-			if err := c.Change(ctx, name, "change-"+strconv.Itoa(n)); err != nil && ctx.Err() == nil {
+			if err := c.Change(name, "change-"+strconv.Itoa(n)); err != nil && c.s.ctx.Err() == nil {
 				failed = errors.Join(failed, err)
 			}
 		}
