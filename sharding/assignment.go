@@ -49,20 +49,57 @@ type Balanced struct {
 
 // Assign implements Assignment.
 func (b Balanced) Assign(current Placement, members []Candidate) Placement {
+	return placementOf(len(current), b.assign(len(current), runsOf(current), members))
+}
+
+// assign is Assign by runs, of which there are a few however large v is.
+func (b Balanced) assign(v int, current []run, members []Candidate) []run {
 	unit := max(b.Unit, 1)
-	t := newTable(current, members, unit)
+	t := newTable(v, current, members, unit)
 	t.evict()
 	t.fill()
-	next := make(Placement, len(current))
+	var next []run
 	for u, owner := range t.owner {
-		if owner == nobody {
-			continue
+		r := run{Range: Range{VirtualNode(u * unit), VirtualNode(min((u+1)*unit, v) - 1)}}
+		if owner != nobody {
+			r.id = t.members[owner].ID
 		}
-		for vn := u * unit; vn < min((u+1)*unit, len(next)); vn++ {
-			next[vn] = t.members[owner].ID
-		}
+		next = appendRun(next, r)
 	}
 	return next
+}
+
+// A run is Virtual Nodes that one member has, "" for nobody.
+type run struct {
+	Range
+	id string
+}
+
+// appendRun adds neighbours to the last run if they are the same member's.
+func appendRun(runs []run, r run) []run {
+	if n := len(runs); n > 0 && runs[n-1].id == r.id && runs[n-1].Last+1 == r.First {
+		runs[n-1].Last = r.Last
+		return runs
+	}
+	return append(runs, r)
+}
+
+func runsOf(p Placement) []run {
+	var runs []run
+	for vn, id := range p {
+		runs = appendRun(runs, run{Range{VirtualNode(vn), VirtualNode(vn)}, id})
+	}
+	return runs
+}
+
+func placementOf(v int, runs []run) Placement {
+	p := make(Placement, v)
+	for _, r := range runs {
+		for vn := r.First; vn <= r.Last; vn++ {
+			p[vn] = r.id
+		}
+	}
+	return p
 }
 
 const nobody = -1
@@ -75,22 +112,27 @@ type table struct {
 	quota   []int // by member, in units
 }
 
-func newTable(current Placement, members []Candidate, unit int) *table {
+func newTable(v int, current []run, members []Candidate, unit int) *table {
 	t := &table{members: sortedByID(members)}
 	index := make(map[string]int, len(members))
 	for i, m := range t.members {
 		index[m.ID] = i
 	}
 	t.load = make([]int, len(members))
-	t.owner = make([]int, (len(current)+unit-1)/unit)
+	t.owner = make([]int, (v+unit-1)/unit)
 	for u := range t.owner {
-		// A unit that was cut up, because Unit has changed, is put together at the first member that may keep it.
 		t.owner[u] = nobody
-		for _, id := range current[u*unit : min((u+1)*unit, len(current))] {
-			if i, ok := index[id]; ok && t.members[i].Keeps {
+	}
+	// A unit that was cut up, because Unit has changed, is put together at the first member that may keep it.
+	for _, r := range current {
+		i, ok := index[r.id]
+		if !ok || !t.members[i].Keeps {
+			continue
+		}
+		for u := int(r.First) / unit; u <= int(r.Last)/unit; u++ {
+			if t.owner[u] == nobody {
 				t.owner[u] = i
 				t.load[i]++
-				break
 			}
 		}
 	}

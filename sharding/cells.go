@@ -59,18 +59,20 @@ func (p *pass) each(vns Set, f func(*cell)) {
 	}
 }
 
-// aim sets the targets, and cuts cells in two where the target changes within.
-func (p *pass) aim(next Placement) {
+// aim sets the targets, and cuts cells in two where the target changes within. next is ascending, and has all Virtual Nodes.
+func (p *pass) aim(next []run) {
 	cells := make([]cell, 0, len(p.cells))
 	for _, c := range p.cells {
-		for first := c.First; first <= c.Last; {
-			part, id := c, next[first]
-			part.First = first
-			for first++; first <= c.Last && next[first] == id; {
-				first++
+		for next[0].Last < c.First {
+			next = next[1:]
+		}
+		for _, r := range next {
+			if r.First > c.Last {
+				break
 			}
-			part.Last = first - 1
-			if i, ok := p.index[id]; ok {
+			part := c
+			part.Range = Range{max(c.First, r.First), min(c.Last, r.Last)}
+			if i, ok := p.index[r.id]; ok {
 				part.target = i
 			}
 			cells = append(cells, part)

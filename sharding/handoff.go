@@ -206,20 +206,23 @@ func (p *pass) decide() {
 	for _, c := range list {
 		receives[p.index[c.ID]] = c.Receives
 	}
-	current := make(Placement, p.c.VirtualNodes)
+	current := make([]run, 0, len(p.cells))
 	for _, c := range p.cells {
 		has := c.holder
 		if c.promised != nobody && receives[c.promised] {
 			has = c.promised
 		}
-		if has == nobody {
-			continue
+		r := run{Range: c.Range}
+		if has != nobody {
+			r.id = p.seats[has].state.ID
 		}
-		for vn := c.First; vn <= c.Last; vn++ {
-			current[vn] = p.seats[has].state.ID
-		}
+		current = append(current, r)
 	}
-	p.aim(p.c.Assignment.Assign(current, list))
+	if b, ok := p.c.Assignment.(Balanced); ok {
+		p.aim(b.assign(p.c.VirtualNodes, current, list))
+		return
+	}
+	p.aim(runsOf(p.c.Assignment.Assign(placementOf(p.c.VirtualNodes, current), list)))
 }
 
 // writes returns what has changed, under the new epoch.
