@@ -81,7 +81,10 @@ type reconciled struct {
 }
 
 // A takeover is the end of the old owner's last reconcile, and the start of the new one's first.
-type takeover struct{ last, first time.Duration }
+type takeover struct {
+	from        string
+	last, first time.Duration
+}
 
 type departures struct {
 	*shardedRig
@@ -94,7 +97,7 @@ type departures struct {
 // take notes a reconcile.
 func (d *departures) take(m message) {
 	if last := d.last[m.Object]; last.member != m.Member && last.member != "" {
-		d.takeovers = append(d.takeovers, takeover{last.end, m.Start})
+		d.takeovers = append(d.takeovers, takeover{last.member, last.end, m.Start})
 	}
 	d.last[m.Object] = reconciled{m.Member, m.At}
 }
@@ -122,6 +125,14 @@ func (d *departures) depart(remove func(*rigMember, string)) time.Duration {
 	d.b.Helper()
 	name := d.members[0]
 	d.members = d.members[1:]
+	d.until(name+" has objects", func() bool {
+		for _, l := range d.last {
+			if l.member == name {
+				return true
+			}
+		}
+		return false
+	})
 	var m *rigMember
 	d.note(func() { m, d.takeovers = d.shardedRig.members[name], nil })
 	at := recording.Now()
@@ -135,7 +146,13 @@ func (d *departures) depart(remove func(*rigMember, string)) time.Duration {
 		return true
 	})
 	var found []takeover
-	d.note(func() { found = d.takeovers })
+	d.note(func() {
+		for _, t := range d.takeovers {
+			if t.from == name { // and not what the member that joined last has not come to before
+				found = append(found, t)
+			}
+		}
+	})
 	d.quiet(2)
 	<-m.process.Done()
 	d.newMember()

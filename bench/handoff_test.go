@@ -105,28 +105,44 @@ func (r *shardedRig) handoff(round int) []handoff {
 
 // forget begins a measurement.
 func (r *shardedRig) forget() {
-	r.note(func() { clear(r.draining); clear(r.settled); clear(r.leaving) })
+	r.note(func() { r.draining, r.settled = nil, nil; clear(r.leaving) })
 }
 
 func (r *shardedRig) measure(name string, began time.Duration) handoff {
 	r.b.Helper()
 	r.until("everything that moved is served", func() bool {
-		for vn := range r.draining {
-			if r.settled[vn] < r.draining[vn] {
+		for _, d := range r.draining {
+			served := make([]seen, 0, len(r.settled))
+			for _, s := range r.settled {
+				if s.at >= d.at {
+					served = append(served, s)
+				}
+			}
+			if !d.vns.Minus(all(served)).Empty() {
 				return false
 			}
 		}
 		return true
 	})
 	var h handoff
-	var moved []sharding.VirtualNode
-	end := began
 	r.mu.Lock()
-	for vn, stopped := range r.draining {
-		moved = append(moved, vn)
-		end = max(end, r.settled[vn])
+	moved := all(r.draining)
+	stopped, served := make(map[sharding.VirtualNode]time.Duration), make(map[sharding.VirtualNode]time.Duration)
+	for _, d := range r.draining {
+		for vn := range d.vns.All() {
+			stopped[vn] = d.at
+		}
+	}
+	end := began
+	for _, s := range r.settled {
+		for vn := range s.vns.Intersect(moved).All() {
+			served[vn] = s.at
+			end = max(end, s.at)
+		}
+	}
+	for vn, at := range stopped {
 		for range r.objects[vn] {
-			h.gaps = append(h.gaps, ms(r.settled[vn]-stopped))
+			h.gaps = append(h.gaps, ms(served[vn]-at))
 		}
 	}
 	r.mu.Unlock()
@@ -134,8 +150,16 @@ func (r *shardedRig) measure(name string, began time.Duration) handoff {
 		r.b.Fatalf("%s moved %d objects, and its change was seen at %s", name, len(h.gaps), began)
 	}
 	h.whole = ms(end - began)
-	h.list = ms(r.plainList(sharding.SetOf(moved...)))
+	h.list = ms(r.plainList(moved))
 	return h
+}
+
+func all(list []seen) sharding.Set {
+	var set sharding.Set
+	for _, s := range list {
+		set = set.Union(s.vns)
+	}
+	return set
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
