@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -26,6 +27,8 @@ type hop struct {
 	Refused []string `json:"refused,omitempty"`
 	// Preempting is set in a second round, in which every replica may preempt on its own nodes.
 	Preempting bool `json:"preempting,omitempty"`
+	// Again counts the rounds that began although every replica had refused the pod, because it seemed to fit all the same.
+	Again int `json:"again,omitempty"`
 	// Epoch is that of the group when the pod moved on. A change of who owns what ends the round: nodes have gone to replicas
 	// that refused the pod without them.
 	Epoch sharding.Epoch `json:"epoch"`
@@ -55,8 +58,11 @@ func (h hop) String() string {
 // message says it to people.
 func (h hop) message() string {
 	why := "fits on no node of"
-	if h.Preempting {
+	switch {
+	case h.Preempting:
 		why = "nothing to preempt on the nodes of"
+	case h.Again > 0:
+		why = "seems to fit there now, and not on the nodes of"
 	}
 	return fmt.Sprintf("waits at scheduler %s (epoch %d): %s %v", h.To, h.Epoch, why, h.Refused)
 }
@@ -135,7 +141,8 @@ type refusal struct {
 	// changed: a round begins.
 	again bool
 	// fits says whether the pod seems to fit on a node of another replica. What another replica has bound a moment ago may be
-	// missing here, so it may say yes where that one says no; it then refuses the pod for itself.
+	// missing here, so it may say yes where that one says no; it then refuses the pod for itself. And room may have come up
+	// since that one said no.
 	fits func(member string) bool
 	// couldPreempt says whether a node of another replica has a pod that this one may preempt.
 	couldPreempt func(member string) bool
@@ -147,35 +154,70 @@ type verdict struct {
 	next *hop
 	// last is set if it fits nowhere: preemption on this replica's nodes, and the plugins after it, may have their try.
 	last bool
-	// afterPreemption is where it moves on to if it is not promised a node by preemption here, nil if it stays.
-	afterPreemption *hop
+	// later is where it moves on to after a while, if it has no node by then and is not promised one by preemption here; nil if
+	// it stays.
+	later *hop
+	after time.Duration
 }
+
+const (
+	// preemptionPatience is how long the scheduler may take, after the plugin has been asked, to nominate a node.
+	preemptionPatience = time.Second
+	// againPatience is how long a pod waits that all have refused, and that seems to fit all the same; it doubles each time.
+	againPatience    = 200 * time.Millisecond
+	maxAgainPatience = 5 * time.Minute
+	// surelyRefused is after how many such rounds it counts as refused. By then, six seconds later, what one replica does has
+	// long been seen by the others: they do not agree on whether the pod fits, and may never.
+	surelyRefused = 5
+)
 
 // decide says what becomes of a pod that was refused. In the first round it goes to each replica on whose nodes it seems to
 // fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one asks for capacity and
 // preempts on its own nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of
-// a lower priority, to each of them once. So every round ends, and none begins before something has changed.
+// a lower priority, to each of them once. So every round ends, and the next one begins when something changes.
+//
+// What has changed while the round went on may have gone unnoticed: room that came up at a replica after it refused the pod,
+// and before the last one looked. So if the pod seems to fit where it was refused, another round begins, later each time.
 func decide(f refusal) verdict {
-	refused, preempting := []string{f.self}, false
+	refused, preempting, again := []string{f.self}, false, 0
 	if f.hop != nil && f.hop.Epoch == f.roster.epoch && !f.again {
-		preempting = f.hop.Preempting
+		preempting, again = f.hop.Preempting, f.hop.Again
 		if !slices.Contains(f.hop.Refused, f.self) {
 			refused = append(slices.Clone(f.hop.Refused), f.self)
 		}
 	}
+	known := make(map[string]bool)
+	fits := func(member string) bool {
+		answer, ok := known[member]
+		if !ok {
+			answer = f.fits(member)
+			known[member] = answer
+		}
+		return answer
+	}
 	next := func(refused []string, preempting bool, could func(string) bool) *hop {
 		for _, member := range f.roster.after(f.self) {
 			if !slices.Contains(refused, member) && could(member) {
-				return &hop{To: member, Refused: refused, Preempting: preempting, Epoch: f.roster.epoch}
+				return &hop{To: member, Refused: refused, Preempting: preempting, Again: again, Epoch: f.roster.epoch}
 			}
 		}
 		return nil
 	}
+	if !preempting {
+		if h := next(refused, false, fits); h != nil {
+			return verdict{next: h}
+		}
+	}
+	v := verdict{last: true, after: preemptionPatience}
 	if preempting {
-		return verdict{last: true, afterPreemption: next(refused, true, f.couldPreempt)}
+		v.later = next(refused, true, f.couldPreempt)
+	} else {
+		v.later = next([]string{f.self}, true, f.couldPreempt)
 	}
-	if h := next(refused, false, f.fits); h != nil {
-		return verdict{next: h}
+	anew := next([]string{f.self}, false, fits)
+	if anew == nil || again >= surelyRefused && v.later != nil {
+		return v
 	}
-	return verdict{last: true, afterPreemption: next([]string{f.self}, true, f.couldPreempt)}
+	anew.Again++
+	return verdict{last: again >= surelyRefused, later: anew, after: min(againPatience<<min(again, 30), maxAgainPatience)}
 }

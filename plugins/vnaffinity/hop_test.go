@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,14 +63,28 @@ func TestWhereARefusedPodGoes(t *testing.T) {
 			want: verdict{next: &hop{To: "a", Refused: []string{"b"}, Epoch: 4}}},
 		{name: "not back to one that has refused", self: "c", hop: &hop{To: "c", Refused: []string{"b"}, Epoch: 4}, fits: []string{"a", "b"},
 			want: verdict{next: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4}}},
-		{name: "all have refused", self: "a", hop: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4}, fits: []string{"b", "c"},
-			want: verdict{last: true}},
+		{name: "all have refused", self: "a", hop: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4}, want: verdict{last: true}},
+		{name: "room came up where it was refused", self: "a", hop: &hop{To: "a", Refused: []string{"b", "c"}, Epoch: 4},
+			fits: []string{"c"}, preempts: []string{"b"},
+			want: verdict{later: &hop{To: "c", Refused: []string{"a"}, Again: 1, Epoch: 4}, after: 200 * time.Millisecond}},
+		{name: "and again", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Again: 3, Epoch: 4}, fits: []string{"a", "b"},
+			want: verdict{later: &hop{To: "a", Refused: []string{"c"}, Again: 4, Epoch: 4}, after: 1600 * time.Millisecond}},
+		{name: "a round that began again goes on", self: "c", hop: &hop{To: "c", Refused: []string{"a"}, Again: 3, Epoch: 4},
+			fits: []string{"a", "b"}, want: verdict{next: &hop{To: "b", Refused: []string{"a", "c"}, Again: 3, Epoch: 4}}},
+		{name: "who says no so often means it: it preempts", self: "a", hop: &hop{To: "a", Refused: []string{"c"}, Again: 5, Epoch: 4},
+			fits: []string{"c"}, preempts: []string{"b"},
+			want: verdict{last: true, later: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Again: 5, Epoch: 4}, after: time.Second}},
+		{name: "and is tried again, rarely", self: "b", hop: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Again: 5, Epoch: 4},
+			fits: []string{"c"},
+			want: verdict{last: true, later: &hop{To: "c", Refused: []string{"b"}, Again: 6, Epoch: 4}, after: 6400 * time.Millisecond}},
+		{name: "ever more rarely", self: "b", hop: &hop{To: "b", Refused: []string{"a", "c"}, Again: 5000, Epoch: 4}, fits: []string{"c"},
+			want: verdict{last: true, later: &hop{To: "c", Refused: []string{"b"}, Again: 5001, Epoch: 4}, after: 5 * time.Minute}},
 		{name: "it fits nowhere", self: "a", want: verdict{last: true}},
 		{name: "who has pods to preempt comes after preemption here", self: "a", preempts: []string{"b", "c"},
-			want: verdict{last: true, afterPreemption: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4}}},
+			want: verdict{last: true, later: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4}, after: time.Second}},
 		{name: "the second round goes on", self: "b", hop: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4},
-			fits: []string{"c"}, preempts: []string{"a", "c"},
-			want: verdict{last: true, afterPreemption: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4}}},
+			preempts: []string{"a", "c"},
+			want: verdict{last: true, later: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4}, after: time.Second}},
 		{name: "the second round ends", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4},
 			preempts: []string{"a", "b"}, want: verdict{last: true}},
 		{name: "a change of the group begins anew", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Epoch: 3}, fits: []string{"a"},
@@ -88,35 +103,39 @@ func TestWhereARefusedPodGoes(t *testing.T) {
 }
 
 func show(v verdict) string {
-	return fmt.Sprintf("next %v, last %v, then %v", v.next, v.last, v.afterPreemption)
+	if v.later == nil {
+		v.after = 0
+	}
+	return fmt.Sprintf("next %v, last %v, after %s %v", v.next, v.last, v.after, v.later)
 }
 
-// However wrong replicas are about each other's nodes, a pod is refused by each at most once in each of the two rounds.
+// However wrong replicas are about each other's nodes, a pod is refused by each at most once in each of the two rounds, and
+// when it has been refused by all often enough, somebody asks for capacity.
 func TestRoundsEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		owned := make(map[string]string)
-		n := rapid.IntRange(1, 6).Draw(t, "members")
-		for i := range n {
-			owned[fmt.Sprintf("m%d", i)] = fmt.Sprint(i)
-		}
-		r := newRoster(n, slicesOf(1, owned))
+		r, n := drawRoster(t)
 		guess := func(string) bool { return rapid.Bool().Draw(t, "guess") }
-		at, h, lasts := "m0", (*hop)(nil), 0
-		for hops := 0; ; hops++ {
-			if hops > 2*n {
-				t.Fatalf("%d replicas, and still on its way after %d hops", n, hops)
-			}
+		at, h, lasts, hops := "m0", (*hop)(nil), 0, 0
+		for {
 			v := decide(refusal{self: at, roster: r, hop: h, fits: guess, couldPreempt: guess})
 			next := v.next
 			if v.last {
 				lasts++
-				next = v.afterPreemption
 			}
 			if next == nil {
+				next = v.later
+			}
+			if next == nil || next.Again > surelyRefused {
 				break
 			}
 			if next.To == at {
 				t.Fatalf("%s hands it to itself", at)
+			}
+			if hops++; h != nil && h.Again < next.Again {
+				hops = 0
+			}
+			if hops > 2*n {
+				t.Fatalf("%d replicas, and still on its way after %d hops", n, hops)
 			}
 			at, h = next.To, next
 		}
@@ -126,8 +145,57 @@ func TestRoundsEnd(t *testing.T) {
 	})
 }
 
+func drawRoster(t *rapid.T) (*roster, int) {
+	owned := make(map[string]string)
+	n := rapid.IntRange(1, 6).Draw(t, "members")
+	for i := range n {
+		owned[fmt.Sprintf("m%d", i)] = fmt.Sprint(i)
+	}
+	return newRoster(n, slicesOf(1, owned)), n
+}
+
+// Whenever room comes up, and whatever replicas guessed before, the pod comes to where the room is. Nobody tells it, except
+// the replica where it rests.
+func TestRoomThatComesUpIsFound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, n := drawRoster(t)
+		room := fmt.Sprintf("m%d", rapid.IntRange(0, n-1).Draw(t, "room"))
+		when := rapid.IntRange(0, 3*n).Draw(t, "when")
+		at, h, again := "m0", (*hop)(nil), false
+		for step := 0; ; step++ {
+			up := step >= when
+			if up && at == room {
+				return
+			}
+			if step > when+10*n {
+				t.Fatalf("the pod goes from one to the other without end: %v", h)
+			}
+			fits := func(member string) bool {
+				if up {
+					return member == room
+				}
+				return rapid.Bool().Draw(t, "guess")
+			}
+			v := decide(refusal{self: at, roster: r, hop: h, again: again, fits: fits, couldPreempt: func(string) bool { return false }})
+			again = v.last
+			next := v.next
+			if next == nil {
+				next = v.later
+			}
+			switch {
+			case next != nil:
+				at, h, again = next.To, next, false
+			case up:
+				t.Fatalf("it rests at %s, and there is room at %s", at, room)
+			default:
+				when = step + 1 // the event of the room wakes it
+			}
+		}
+	})
+}
+
 func TestHopsAreReadAsWritten(t *testing.T) {
-	want := hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 7}
+	want := hop{To: "b", Refused: []string{"a"}, Preempting: true, Again: 2, Epoch: 7}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationReplica: want.String()}}}
 	if got := hopOf(pod); got == nil || got.String() != want.String() {
 		t.Errorf("wrote %v, read %v", want, got)

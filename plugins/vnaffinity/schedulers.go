@@ -36,8 +36,6 @@ const (
 	// unsettledPatience is when a pod is tried again that found nodes on their way from one replica to another, or bound pods
 	// that the scheduler's cache did not show yet.
 	unsettledPatience = 200 * time.Millisecond
-	// preemptionPatience is how long the scheduler may take, after the plugin has been asked, to nominate a node.
-	preemptionPatience = time.Second
 	// countPeriod is how old the gauges of waiting pods may be.
 	countPeriod = 2 * time.Second
 )
@@ -125,8 +123,8 @@ type waiting struct {
 	pod  *corev1.Pod // as last seen
 	home sharding.VirtualNode
 	hop  *hop
-	// next is where it is being handed on to, nil if it is not. afterPreemption becomes next if preemption finds nothing.
-	next, afterPreemption *hop
+	// next is where it is being handed on to, nil if it is not. later becomes next if the pod has found no node by then.
+	next, later *hop
 	// last is set if this replica has found that the pod fits nowhere.
 	last bool
 }

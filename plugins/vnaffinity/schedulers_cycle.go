@@ -208,13 +208,16 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	}
 	if v.next != nil {
-		now.next, now.last, now.afterPreemption = v.next, false, nil
+		now.next, now.last, now.later = v.next, false, nil
 		s.moves.Add(pod.UID)
 		return notYetRefused("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To)
 	}
-	now.last, now.afterPreemption = true, v.afterPreemption
-	if v.afterPreemption != nil {
-		s.moves.AddAfter(pod.UID, preemptionPatience)
+	now.last, now.later = v.last, v.later
+	if v.later != nil {
+		s.moves.AddAfter(pod.UID, v.after)
+	}
+	if !v.last {
+		return notYetRefused("seems to fit on a node of scheduler %s, which has refused it, and is tried again", v.later.To)
 	}
 	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
 }

@@ -76,11 +76,11 @@ func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *core
 	if w == nil {
 		return nil, nil, nil
 	}
-	if w.next == nil && w.afterPreemption != nil {
+	if w.next == nil && w.later != nil {
 		if w.pod.Status.NominatedNodeName == "" && s.holds(w) {
-			w.next, w.last = w.afterPreemption, false
+			w.next, w.last = w.later, false
 		}
-		w.afterPreemption = nil
+		w.later = nil
 	}
 	if w.next == nil {
 		return nil, nil, nil
