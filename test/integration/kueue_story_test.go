@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -53,7 +54,7 @@ func TestStoryKueue(t *testing.T) {
 	}
 	t.Run("kubectl tells the story", func(t *testing.T) { expectTold(t, shown) })
 	t.Run("drover-manager-kueue", func(t *testing.T) {
-		used, refused := readAudit(t)
+		used, refused := readAudit(t, time.Time{})
 		if len(refused) > 0 {
 			t.Errorf("the API server refused, for want of a right:\n  %s", strings.Join(refused, "\n  "))
 		}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
@@ -16,6 +17,7 @@ import (
 // roles that are shipped for them. Then it holds what they did against these roles.
 func TestStorySharding(t *testing.T) {
 	undeploy(t)
+	began := time.Now()
 	program(t, "coordinator")
 	sample(t)
 	shown := &tables{}
@@ -63,7 +65,7 @@ func TestStorySharding(t *testing.T) {
 			}
 		}
 	})
-	used, refused := readAudit(t)
+	used, refused := readAudit(t, began)
 	if len(refused) > 0 {
 		t.Errorf("the API server refused, for want of a right:\n  %s", strings.Join(refused, "\n  "))
 	}
