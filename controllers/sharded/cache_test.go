@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
@@ -281,7 +283,7 @@ func TestStreamsAreJoined(t *testing.T) {
 	for vn := range sharding.Span(0, 40).All() {
 		one := sharding.SetOf(vn)
 		r.prefetch(one)
-		r.settled()
+		r.warm(one)
 		r.grant(one, r.known(one))
 		r.settled()
 		r.script.write(parents, fmt.Sprintf("p%d", vn), vn, nil)
@@ -297,6 +299,51 @@ func TestStreamsAreJoined(t *testing.T) {
 		if got := r.script.lists[res]; got != 40 {
 			t.Fatalf("%d lists of %s, want one for each handoff", got, res)
 		}
+	}
+	r.check()
+}
+
+// A watch was asked for what the member had then. When it has less, another one takes its place, where it was: what another
+// member has is its traffic, and nothing is listed again.
+func TestWatchesAreNarrowed(t *testing.T) {
+	r := newRig(t, testV, 1)
+	defer r.m.stop()
+	r.patient()
+	fill(r, 20)
+	all, kept := sharding.Span(0, testV), sharding.Span(0, testV/2)
+	r.prefetch(all)
+	r.warm(all)
+	r.grant(all, r.known(all))
+	r.settled()
+	lists := r.tape.count(history.Listed)
+	r.drain(all.Minus(kept))
+	watched := func() float64 { return testutil.ToFloat64(r.m.metrics.watched(string(parents))) }
+	if n := watched(); n != testV {
+		t.Errorf("watches %v Virtual Nodes while %s are on their way, want all", n, all.Minus(kept))
+	}
+	r.take()
+	eventually(t, "the watches are narrowed", func() error {
+		if n := watched(); n != testV/2 {
+			return fmt.Errorf("watches %v Virtual Nodes", n)
+		}
+		return nil
+	})
+	fill(r, 20)
+	r.settled()
+	want, err := r.m.mapping.query(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.script.mu.Lock()
+	for _, res := range []sharding.Resource{parents, children} {
+		began := r.script.watches[res]
+		if len(began) != 2 || !reflect.DeepEqual(began[1], want) {
+			t.Errorf("watches of %s: %v, want a second of %v", res, began, want)
+		}
+	}
+	r.script.mu.Unlock()
+	if n := r.tape.count(history.Listed); n != lists {
+		t.Errorf("%d lists, want none after the first %d", n, lists)
 	}
 	r.check()
 }

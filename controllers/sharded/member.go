@@ -43,8 +43,11 @@ type kind struct {
 	filter   atomic.Int32 // filterUnknown and so on
 	asks     atomic.Int64 // numbers the requests that may tell
 	told     int64        // the number of the one that told filter last; guarded by the member's lock
-	streams  []*stream    // guarded by the member's lock
-	backoff  wait.Backoff // of lists that fail; guarded by the member's lock
+
+	// The member's lock guards what follows.
+	streams   []*stream
+	narrowing bool         // some are going to be
+	backoff   wait.Backoff // of lists that fail
 }
 
 // A member drives a sharding.Member: it carries out the lists and purges that the machine asks for, tells it what came of
@@ -70,27 +73,28 @@ type member struct {
 	publish chan struct{} // wakes who writes the status
 	acted   chan struct{} // wakes who keeps the lease
 
-	mu       sync.RWMutex
-	m        *sharding.Member // nil until started
-	fence    *sharding.Fence  // the machine's
-	life     context.Context  // of the session
-	endLife  context.CancelCauseFunc
-	slice    sharding.Slice // the newest of this session that was seen
-	ready    sharding.Set   // what is served: owned, and no read waits
-	gains    []Gain         // by which ready has come to be what it is
-	gained   uint64         // the number of the last one
-	arrivals []arrival
-	turns    []turnOf // of what is owned, ascending
-	turned   Turn     // the latest
-	counted  sharding.Set
-	patient  map[sharding.Resource]bool
-	patience time.Duration // behindPatience, but for tests
-	doomed   map[place][]*deletion
-	sending  int           // writes under way
-	settled  bool          // the first slice of the session has been dealt with
-	leaving  bool          // for good
-	orphaned bool          // the slice of this session has been deleted
-	changed  chan struct{} // closed, and replaced, when something changes that a read may wait for
+	mu          sync.RWMutex
+	m           *sharding.Member // nil until started
+	fence       *sharding.Fence  // the machine's
+	life        context.Context  // of the session
+	endLife     context.CancelCauseFunc
+	slice       sharding.Slice // the newest of this session that was seen
+	ready       sharding.Set   // what is served: owned, and no read waits
+	gains       []Gain         // by which ready has come to be what it is
+	gained      uint64         // the number of the last one
+	arrivals    []arrival
+	turns       []turnOf // of what is owned, ascending
+	turned      Turn     // the latest
+	counted     sharding.Set
+	patient     map[sharding.Resource]bool
+	patience    time.Duration // behindPatience, but for tests
+	narrowAfter time.Duration // narrowPatience, but for tests
+	doomed      map[place][]*deletion
+	sending     int           // writes under way
+	settled     bool          // the first slice of the session has been dealt with
+	leaving     bool          // for good
+	orphaned    bool          // the slice of this session has been deleted
+	changed     chan struct{} // closed, and replaced, when something changes that a read may wait for
 }
 
 // An arrival is a grant that has not been served in full.
@@ -120,15 +124,16 @@ func newMember(c memberConfig, kinds []*kind) *member {
 	e := &member{
 		id: c.id, v: c.v, mapping: c.mapping, byUID: keyedByUID(c.mapping), policy: c.policy, clock: c.clock, record: c.record,
 		metrics: c.metrics, log: c.log,
-		kinds:    make(map[sharding.Resource]*kind),
-		byKind:   make(map[schema.GroupKind]*kind),
-		started:  make(chan struct{}),
-		publish:  make(chan struct{}, 1),
-		acted:    make(chan struct{}, 1),
-		changed:  make(chan struct{}),
-		patient:  make(map[sharding.Resource]bool),
-		patience: behindPatience,
-		doomed:   make(map[place][]*deletion),
+		kinds:       make(map[sharding.Resource]*kind),
+		byKind:      make(map[schema.GroupKind]*kind),
+		started:     make(chan struct{}),
+		publish:     make(chan struct{}, 1),
+		acted:       make(chan struct{}, 1),
+		changed:     make(chan struct{}),
+		patient:     make(map[sharding.Resource]bool),
+		patience:    behindPatience,
+		narrowAfter: narrowPatience,
+		doomed:      make(map[place][]*deletion),
 	}
 	for _, k := range kinds {
 		e.kinds[k.resource] = k

@@ -3,6 +3,8 @@ package sharded
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/drover-sh/drover/sharding"
 )
 
 // The metrics of all groups of the process. Their names begin with drover_sharded_, and all carry group and member.
@@ -28,6 +30,10 @@ var (
 		Name: "drover_sharded_unfiltered",
 		Help: "1 while the API server sends what was not selected; of groups with selector ShardRange.",
 	}, []string{"group", "member", "resource"})
+	watched = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "drover_sharded_watched_virtual_nodes",
+		Help: "Virtual Nodes that the member's watches select. Those that it has no more are dropped here.",
+	}, []string{"group", "member", "resource"})
 	sessions = counter("sessions_total", "Sessions that the member has begun.")
 )
 
@@ -41,7 +47,7 @@ func counter(name, help string, more ...string) *prometheus.CounterVec {
 }
 
 var collectors = []prometheus.Collector{epochs, owned, served, moving, leases, barriers, blockedReads, liveReads,
-	fencedWrites, lists, unfiltered, sessions}
+	fencedWrites, lists, unfiltered, watched, sessions}
 
 func init() { ctrlmetrics.Registry.MustRegister(collectors...) }
 
@@ -51,12 +57,15 @@ type memberMetrics struct {
 	barrier                              prometheus.Observer
 	blockedReads, fencedWrites, sessions prometheus.Counter
 	liveReads, lists                     func(label string) prometheus.Counter
-	unfiltered                           func(resource string) prometheus.Gauge
+	unfiltered, watched                  func(resource string) prometheus.Gauge
 }
 
 func newMemberMetrics(group, member string) *memberMetrics {
 	with := func(vec *prometheus.CounterVec) func(string) prometheus.Counter {
 		return func(label string) prometheus.Counter { return vec.WithLabelValues(group, member, label) }
+	}
+	gauges := func(vec *prometheus.GaugeVec) func(string) prometheus.Gauge {
+		return func(label string) prometheus.Gauge { return vec.WithLabelValues(group, member, label) }
 	}
 	return &memberMetrics{
 		epoch:        epochs.WithLabelValues(group, member),
@@ -70,9 +79,8 @@ func newMemberMetrics(group, member string) *memberMetrics {
 		sessions:     sessions.WithLabelValues(group, member),
 		liveReads:    with(liveReads),
 		lists:        with(lists),
-		unfiltered: func(resource string) prometheus.Gauge {
-			return unfiltered.WithLabelValues(group, member, resource)
-		},
+		unfiltered:   gauges(unfiltered),
+		watched:      gauges(watched),
 	}
 }
 
@@ -82,4 +90,19 @@ func (m *memberMetrics) observe(e *member) {
 	m.owned.Set(float64(e.m.Owned().Len()))
 	m.served.Set(float64(e.ready.Len()))
 	m.moving.Set(float64(e.slice.Moving()))
+	for _, k := range e.order {
+		if k.external == nil {
+			m.watched(string(k.resource)).Set(float64(k.selected().Len()))
+		}
+	}
+}
+
+// selected returns what the watches of the kind bring; the member's lock is held.
+func (k *kind) selected() (vns sharding.Set) {
+	for _, s := range k.streams {
+		if len(s.parts) > 0 {
+			vns = vns.Union(s.selected)
+		}
+	}
+	return vns
 }

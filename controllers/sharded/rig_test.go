@@ -102,6 +102,7 @@ func rigOn(t interface {
 		id: "a", mapping: by, policy: sharding.DefaultLeasePolicy(), clock: r.time, record: s.tape.add,
 		metrics: newMemberMetrics("test", "a"), log: logr.Discard(),
 	}, kinds)
+	r.m.narrowAfter = time.Millisecond
 	r.m.start(testDependencies, r.name())
 	r.begin()
 	for _, k := range r.m.order {
@@ -180,6 +181,21 @@ func (r *rig) grant(vns sharding.Set, known *sharding.Versions) {
 			s.Incoming[i].VNs = s.Incoming[i].VNs.Minus(vns)
 		}
 		s.Incoming = slices.DeleteFunc(s.Incoming, func(o sharding.Order) bool { return o.VNs.Empty() })
+	})
+}
+
+// warm waits until the lists of what is incoming are in, of kinds without objects too.
+func (r *rig) warm(vns sharding.Set) {
+	r.t.Helper()
+	eventually(r.t, "warm", func() error {
+		var warm sharding.Set
+		for _, o := range r.status().Warm {
+			warm = warm.Union(o.VNs)
+		}
+		if !warm.Contains(vns) {
+			return fmt.Errorf("has %s of %s", warm, vns)
+		}
+		return nil
 	})
 }
 

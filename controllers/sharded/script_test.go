@@ -94,9 +94,10 @@ type script struct {
 	hold      chan struct{} // if set, lists are answered once it is closed, as of when they were asked
 	late      bool          // or as of then
 	lists     map[sharding.Resource]int
-	hashes    sharding.HashRanges // by which objects get UIDs; none if V is 0
-	filters   bool                // shard selectors are followed, and not ignored
-	echoes    bool                // and lists say so
+	watches   map[sharding.Resource][]query // that were begun
+	hashes    sharding.HashRanges           // by which objects get UIDs; none if V is 0
+	filters   bool                          // shard selectors are followed, and not ignored
+	echoes    bool                          // and lists say so
 }
 
 type scriptTable struct {
@@ -107,7 +108,7 @@ type scriptTable struct {
 func newScript(tape *tape, buckets sharding.Buckets, resources ...sharding.Resource) *script {
 	s := &script{
 		tape: tape, buckets: buckets, revision: 1, tables: make(map[sharding.Resource]*scriptTable), wake: make(chan struct{}),
-		lists: make(map[sharding.Resource]int),
+		lists: make(map[sharding.Resource]int), watches: make(map[sharding.Resource][]query),
 	}
 	for _, r := range resources {
 		s.tables[r] = &scriptTable{objects: make(map[string]*corev1.ConfigMap)}
@@ -381,6 +382,7 @@ func (s scripted) watch(ctx context.Context, q query, version sharding.Version) 
 	}
 	s.mu.Lock()
 	generation := s.closing
+	s.watches[s.resource] = append(s.watches[s.resource], q)
 	selects, _ := s.filter(q)
 	s.mu.Unlock()
 	out := &scriptWatch{events: make(chan watch.Event), done: make(chan struct{})}

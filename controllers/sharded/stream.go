@@ -2,6 +2,7 @@ package sharded
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,6 +23,8 @@ const (
 	pageSize = 5000
 	// maxStreams is how many watches of one kind a member keeps before it joins them. Every handoff adds one.
 	maxStreams = 8
+	// narrowPatience is how long a watch may bring what the member has given away, before it is opened anew for the rest.
+	narrowPatience = 2 * time.Second
 )
 
 // A listWatcher lists and watches the objects of one kind that a query selects, and perhaps more.
@@ -75,7 +78,8 @@ func (s clientSource) watch(ctx context.Context, q query, version sharding.Versi
 
 // A stream fills the cache of one kind for some Virtual Nodes: first a list, then a watch from there on. It is
 // client-go's reflector with two differences. What it is for shrinks when Virtual Nodes go, while the selector of a
-// watch that runs stays what it was: the rest is dropped here. And it never lists again by itself, because that is for
+// watch that runs stays what it was: the rest is dropped here, until the watch is opened anew, where it was, once nothing
+// moves any more. And it never lists again by itself, because that is for
 // the handoff to decide. (client-go's RetryWatcher would resume a watch for us, but keeps bookmarks to itself.)
 type stream struct {
 	member *member
@@ -83,11 +87,13 @@ type stream struct {
 	life   context.Context
 	ctx    context.Context
 	cancel context.CancelFunc
+	anew   chan struct{} // asks for a watch in the place of the one that runs
 
 	// The member's lock guards what follows.
-	fetch sharding.Fetch
-	left  sharding.Set // while listing: what the list still counts for
-	parts []part       // while watching
+	fetch    sharding.Fetch
+	left     sharding.Set // while listing: what the list still counts for
+	parts    []part       // while watching
+	selected sharding.Set // what the watch that runs was asked for
 }
 
 // A part of a stream has seen all changes up to version.
@@ -98,7 +104,7 @@ type part struct {
 }
 
 func newStream(e *member, k *kind) *stream {
-	s := &stream{member: e, kind: k, life: e.life}
+	s := &stream{member: e, kind: k, life: e.life, anew: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancel(e.life)
 	k.streams = append(k.streams, s)
 	return s
@@ -180,6 +186,8 @@ func (s *stream) follow() {
 		switch {
 		case s.ctx.Err() != nil:
 			return
+		case errors.Is(err, errAnew):
+			continue
 		case apierrors.IsGone(err) || apierrors.IsResourceExpired(err):
 			s.member.lost(s)
 			return
@@ -190,12 +198,16 @@ func (s *stream) follow() {
 	}
 }
 
+var errAnew = errors.New("the watch is to be opened anew")
+
 // consume takes events until the watch ends. any tells that some came.
 func (s *stream) consume(w watch.Interface, q query) (any bool, err error) {
 	for {
 		select {
 		case <-s.ctx.Done():
 			return any, nil
+		case <-s.anew:
+			return any, errAnew
 		case e, ok := <-w.ResultChan():
 			switch {
 			case !ok:
@@ -243,7 +255,37 @@ func (s *stream) drop(vns sharding.Set) {
 	s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return p.vns.Empty() })
 	if s.left.Empty() && len(s.parts) == 0 {
 		s.stop()
+	} else if s.wide() {
+		s.member.narrowLater(s.kind)
 	}
+}
+
+// wide reports whether the watch that runs was asked for more than the stream is for.
+func (s *stream) wide() bool { return len(s.parts) > 0 && !s.selected.Minus(s.vns()).Empty() }
+
+// narrowLater opens the watches of a kind anew that bring what the member has no more, as soon as nothing moves.
+func (e *member) narrowLater(k *kind) {
+	if k.narrowing {
+		return
+	}
+	k.narrowing = true
+	life := e.life
+	e.after(e.narrowAfter, func() {
+		k.narrowing = false
+		if life.Err() != nil {
+			return
+		}
+		for _, s := range k.streams {
+			switch {
+			case !s.wide():
+			case e.slice.Moving() > 0:
+				e.narrowLater(k)
+				return
+			default:
+				wake(s.anew)
+			}
+		}
+	})
 }
 
 func (s *stream) stop() {
@@ -307,7 +349,9 @@ func (e *member) resumeAt(s *stream) (sharding.Set, sharding.Version) {
 			first = p.version
 		}
 	}
-	return s.vns(), first
+	s.selected = s.vns()
+	e.metrics.observe(e)
+	return s.selected, first
 }
 
 // narrow returns what a list that is about to begin is for: later ones may have taken over a part of it.
