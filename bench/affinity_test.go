@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -94,9 +95,15 @@ func populateEmpty(b *testing.B, client kubernetes.Interface) {
 		_, err = client.CoreV1().Nodes().Update(context.Background(), n, metav1.UpdateOptions{})
 		return err
 	})
+	// The queue has the pods of one priority in the order in which they happen to come, so every turn has its own.
+	inParallel(b, pods/turn+1, func(i int) error {
+		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("turn-", i)}, Value: int32(pods/turn - i)}
+		_, err := client.SchedulingV1().PriorityClasses().Create(context.Background(), class, metav1.CreateOptions{})
+		return err
+	})
 	inParallel(b, pods, func(i int) error {
 		p := pod(fmt.Sprintf("plain-%05d", i), list("100m", "128Mi"), "")
-		p.Spec.SchedulerName = profileOff
+		p.Spec.SchedulerName, p.Spec.PriorityClassName = profileOff, fmt.Sprint("turn-", i/turn)
 		if onIn(i / turn) {
 			p.Spec.SchedulerName = profileOn
 		}
@@ -184,7 +191,7 @@ func (p *placements) Name() string { return stopwatch }
 func (p *placements) Reserve(_ context.Context, _ fwk.CycleState, pod *corev1.Pod, _ string) *fwk.Status {
 	on := pod.Spec.SchedulerName == profileOn
 	if on != onIn(len(p.turns)) && len(p.turns) < pods/turn {
-		p.b.Errorf("turn %d: pod %s asks for %s: the queue is not in the order of creation", len(p.turns), pod.Name, pod.Spec.SchedulerName)
+		p.b.Errorf("turn %d: pod %s asks for %s: the queue is not in the order of priority", len(p.turns), pod.Name, pod.Spec.SchedulerName)
 	}
 	if p.placed++; p.placed == turn {
 		p.turns = append(p.turns, turnResult{on: on, took: time.Since(p.started)})

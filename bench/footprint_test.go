@@ -40,6 +40,7 @@ func BenchmarkFootprint(b *testing.B) {
 				r.join(memberConfig{Name: fmt.Sprintf("member-%d", members), QPS: -1, Workers: 5})
 			}
 			r.quiet(n)
+			r.narrowed()
 			r.change(n, objects/5) // so that every cache has what it is to have
 			rest := r.total()
 			seen := r.change(n, objects/5)
@@ -70,8 +71,23 @@ func (r *shardedRig) total() usage {
 		sum.Resident += u.Resident
 		sum.WatchBytes += u.WatchBytes
 		sum.WatchEvents += u.WatchEvents
+		sum.Watched += u.Watched
 	}
 	return sum
+}
+
+// narrowed waits until no member watches what another one has.
+func (r *shardedRig) narrowed() {
+	r.b.Helper()
+	for ctx, cancel := context.WithTimeout(context.Background(), patience); ; {
+		if r.total().Watched == 2*r.v {
+			cancel()
+			return
+		}
+		if ctx.Err() != nil {
+			r.b.Fatalf("members watch %d Virtual Nodes, want %d of each kind", r.total().Watched, r.v)
+		}
+	}
 }
 
 // change gives so many Parents another value, waits until the members have seen them and their Children change, and returns

@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	crcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -110,6 +111,7 @@ type usage struct {
 	Resident    uint64 // bytes of memory that the operating system counts
 	WatchBytes  int64  // of the watches of Parents and Children
 	WatchEvents int64  // of these, without bookmarks
+	Watched     int    // Virtual Nodes that the watches select, of Parents and of Children
 }
 
 // A bencher is a member's side of the benchmark's socket.
@@ -143,8 +145,25 @@ func (b *bencher) answer() {
 				u.Resident = pages * uint64(os.Getpagesize())
 			}
 		}
+		u.Watched = watched()
 		b.tell(message{At: recording.Now(), Usage: &u})
 	}
+}
+
+// watched reads the metric.
+func watched() (vns int) {
+	families, err := ctrlmetrics.Registry.Gather()
+	if err != nil {
+		return -1
+	}
+	for _, f := range families {
+		if f.GetName() == "drover_sharded_watched_virtual_nodes" {
+			for _, m := range f.GetMetric() {
+				vns += int(m.GetGauge().GetValue())
+			}
+		}
+	}
+	return vns
 }
 
 // runMember is the sample controller as a member of a group, and tells the benchmark what it does.
