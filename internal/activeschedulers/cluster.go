@@ -250,14 +250,14 @@ func (c *Cluster) StartScheduler(member string, morePostFilters ...string) (*Sch
 	for _, name := range morePostFilters {
 		more += ", {name: " + name + "}"
 	}
-	return c.start(member, fmt.Sprintf(activePlugins, more, Namespace, Group, member))
+	return c.start(member, fmt.Sprintf(activePlugins, more, Namespace, Group, member), c.kubeconfig())
 }
 
-// StartLoneScheduler starts a scheduler that has no group.
-func (c *Cluster) StartLoneScheduler(name string) (*Scheduler, error) { return c.start(name, "") }
+// StartLoneScheduler starts a scheduler that has no group. It is not the ServiceAccount of those that have, whose binds the
+// fence refuses if they do not say which replica they come from, as long as the group has slices.
+func (c *Cluster) StartLoneScheduler(name string) (*Scheduler, error) { return c.start(name, "", c.admin) }
 
-func (c *Cluster) start(name, plugins string) (*Scheduler, error) {
-	kubeconfig := c.kubeconfig()
+func (c *Cluster) start(name, plugins, kubeconfig string) (*Scheduler, error) {
 	file := filepath.Join(c.dir, name+".yaml")
 	if err := os.WriteFile(file, fmt.Appendf(nil, profile, kubeconfig, SchedulerName, plugins), 0o644); err != nil {
 		return nil, err
