@@ -255,7 +255,9 @@ func (c *Cluster) StartScheduler(member string, morePostFilters ...string) (*Sch
 
 // StartLoneScheduler starts a scheduler that has no group. It is not the ServiceAccount of those that have, whose binds the
 // fence refuses if they do not say which replica they come from, as long as the group has slices.
-func (c *Cluster) StartLoneScheduler(name string) (*Scheduler, error) { return c.start(name, "", c.admin) }
+func (c *Cluster) StartLoneScheduler(name string) (*Scheduler, error) {
+	return c.start(name, "", c.admin)
+}
 
 func (c *Cluster) start(name, plugins, kubeconfig string) (*Scheduler, error) {
 	file := filepath.Join(c.dir, name+".yaml")
