@@ -34,14 +34,18 @@ type hop struct {
 	Epoch sharding.Epoch `json:"epoch"`
 }
 
-// hopOf reads a pod's annotation, nil if it has none. What cannot be read is none: the pod is at home then.
+// maxAgain is where the count of rounds ends.
+const maxAgain = 1 << 20
+
+// hopOf reads a pod's annotation, nil if it has none. What cannot be read, or was written by none of the replicas, is none:
+// the pod is at home then. Whoever makes a pod may write its annotations.
 func hopOf(pod *corev1.Pod) *hop {
 	text, ok := pod.Annotations[AnnotationReplica]
 	if !ok {
 		return nil
 	}
 	h := &hop{}
-	if err := json.Unmarshal([]byte(text), h); err != nil || h.To == "" {
+	if err := json.Unmarshal([]byte(text), h); err != nil || h.To == "" || h.Again < 0 || h.Again > maxAgain {
 		return nil
 	}
 	return h
@@ -113,6 +117,17 @@ func (r *roster) has(member string) bool {
 	return ok
 }
 
+// known returns those of names that are members, each once: what an annotation says may be anything, and is carried on.
+func (r *roster) known(names []string) []string {
+	var known []string
+	for _, name := range names {
+		if r.has(name) && !slices.Contains(known, name) {
+			known = append(known, name)
+		}
+	}
+	return known
+}
+
 // holder returns the replica that a pod waits at: where it has moved on to, else its home.
 func (r *roster) holder(home sharding.VirtualNode, h *hop) string {
 	if h != nil && r.has(h.To) {
@@ -182,8 +197,9 @@ func decide(f refusal) verdict {
 	refused, preempting, again := []string{f.self}, false, 0
 	if f.hop != nil && f.hop.Epoch == f.roster.epoch && !f.again {
 		preempting, again = f.hop.Preempting, f.hop.Again
-		if !slices.Contains(f.hop.Refused, f.self) {
-			refused = append(slices.Clone(f.hop.Refused), f.self)
+		refused = f.roster.known(f.hop.Refused)
+		if !slices.Contains(refused, f.self) {
+			refused = append(refused, f.self)
 		}
 	}
 	known := make(map[string]bool)
@@ -218,6 +234,6 @@ func decide(f refusal) verdict {
 	if anew == nil || again >= surelyRefused && v.later != nil {
 		return v
 	}
-	anew.Again++
+	anew.Again = min(again+1, maxAgain)
 	return verdict{last: again >= surelyRefused, later: anew, after: min(againPatience<<min(again, 30), maxAgainPatience)}
 }
