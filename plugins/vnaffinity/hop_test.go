@@ -85,7 +85,7 @@ func TestWhereARefusedPodGoes(t *testing.T) {
 			want: verdict{last: true, later: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4}, after: time.Second}},
 		{name: "the second round goes on", self: "b", hop: &hop{To: "b", Refused: []string{"a"}, Preempting: true, Epoch: 4},
 			preempts: []string{"a", "c"},
-			want: verdict{last: true, later: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4}, after: time.Second}},
+			want:     verdict{last: true, later: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4}, after: time.Second}},
 		{name: "the second round ends", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Preempting: true, Epoch: 4},
 			preempts: []string{"a", "b"}, want: verdict{last: true}},
 		{name: "a change of the group begins anew", self: "c", hop: &hop{To: "c", Refused: []string{"a", "b"}, Epoch: 3}, fits: []string{"a"},

@@ -291,37 +291,95 @@ func (s *schedulers) anyFits(ctx context.Context, state fwk.CycleState, pod *cor
 	return found.Load()
 }
 
-// events are what may make a pod fit on a node of another replica: what happens to this replica's own nodes is for the
-// plugins that turned them down. Pods that other replicas hold are left alone, at the price of one look each.
+// events are what may make a pod fit on a node that its last cycle did not try. Those are the nodes of other replicas, and new
+// ones: where this replica has no node, no other plugin has turned the pod down, and none would hear of its first. What
+// happens to nodes that were tried is for the plugins that turned them down. Pods that other replicas hold are left alone, at
+// the price of one look each.
 func (s *schedulers) events() []fwk.ClusterEventWithHint {
-	return []fwk.ClusterEventWithHint{
+	events := []fwk.ClusterEventWithHint{
 		{
 			Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAllocatable | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint},
-			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, _, obj any) (fwk.QueueingHint, error) {
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, obj any) (fwk.QueueingHint, error) {
 				node, ok := obj.(*corev1.Node)
 				if !ok {
 					return fwk.QueueSkip, nil
 				}
-				return s.hint(pod, node.Name), nil
+				return s.hint(pod, before == nil || s.untried(node.Name)), nil
 			},
 		},
 		{
-			Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete},
-			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, obj, _ any) (fwk.QueueingHint, error) {
-				gone, ok := obj.(*corev1.Pod)
-				if !ok || gone.Spec.NodeName == "" {
-					return fwk.QueueSkip, nil
-				}
-				return s.hint(pod, gone.Spec.NodeName), nil
+			Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Add | fwk.Delete | fwk.UpdatePodLabel | fwk.UpdatePodScaleDown | fwk.UpdatePodToleration},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint, error) {
+				return s.hint(pod, s.helps(pod, before, after)), nil
 			},
 		},
 	}
+	for resource, concerns := range map[fwk.EventResource]func(*corev1.Pod) bool{
+		fwk.PersistentVolume: hasVolumeClaims, fwk.PersistentVolumeClaim: hasVolumeClaims, fwk.StorageClass: hasVolumeClaims,
+		fwk.CSINode: hasVolumeClaims, fwk.CSIDriver: hasVolumeClaims, fwk.CSIStorageCapacity: hasVolumeClaims,
+		fwk.VolumeAttachment: hasVolumeClaims,
+		fwk.ResourceClaim:    hasResourceClaims, fwk.ResourceSlice: hasResourceClaims, fwk.DeviceClass: hasResourceClaims,
+	} {
+		events = append(events, fwk.ClusterEventWithHint{
+			Event: fwk.ClusterEvent{Resource: resource, ActionType: fwk.All},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, _, _ any) (fwk.QueueingHint, error) {
+				return s.hint(pod, concerns(pod)), nil
+			},
+		})
+	}
+	return events
 }
 
-func (s *schedulers) hint(pod *corev1.Pod, node string) fwk.QueueingHint {
+// helps reports whether what happened to a pod may let another one in where its last cycle did not try: the pod itself has
+// changed, there is more room there, or the other one is one of those that it has rules about, which may be about a whole
+// zone.
+func (s *schedulers) helps(pod *corev1.Pod, before, after any) bool {
+	then, _ := before.(*corev1.Pod)
+	now, _ := after.(*corev1.Pod)
+	if now == nil {
+		now = then
+	}
+	switch {
+	case now == nil:
+		return false
+	case now.UID == pod.UID:
+		return true
+	case now.Spec.NodeName == "":
+		return false
+	case hasRules(pod):
+		return true
+	}
+	return then != nil && s.untried(now.Spec.NodeName)
+}
+
+// hasRules reports whether it matters to the pod where other pods are.
+func hasRules(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return len(pod.Spec.TopologySpreadConstraints) > 0 || a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil)
+}
+
+func hasVolumeClaims(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	})
+}
+
+func hasResourceClaims(pod *corev1.Pod) bool { return len(pod.Spec.ResourceClaims) > 0 }
+
+// untried reports whether a node is another replica's, as far as scheduling cycles go.
+func (s *schedulers) untried(node string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.holds(s.waiting(pod)) && !s.verified.Has(s.virtualNodeOfNode(node)) {
+	return !s.verified.Has(s.virtualNodeOfNode(node))
+}
+
+func (s *schedulers) hint(pod *corev1.Pod, helps bool) fwk.QueueingHint {
+	if !helps {
+		return fwk.QueueSkip
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.holds(s.waiting(pod)) {
 		return fwk.Queue
 	}
 	return fwk.QueueSkip

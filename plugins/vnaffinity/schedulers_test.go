@@ -468,26 +468,63 @@ func TestAHopOfYesterdayIsNotWritten(t *testing.T) {
 	}
 }
 
-func TestForeignNodesWakeTheirPods(t *testing.T) {
+// A pod is woken by what happens where its last cycle did not look. Where it looked, the plugins that turned it down hear of it.
+func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 	r := newReplica(t)
 	r.cycle(at("n0", "p", "1")) // verifies
 	mine, others := at("n0", "mine", "1"), at("n2", "others", "1")
-	deleted := func(node string) any { return st.MakePod().Name("gone").Node(node).Obj() }
+	choosy := st.MakePod().Namespace("ns").Name("choosy").UID("choosy").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
+		PodAffinityExists("app", "zone", st.PodAffinityWithRequiredReq).Obj()
+	stored := at("n0", "stored", "1")
+	stored.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"},
+	}}}
+	device := at("n0", "device", "1")
+	device.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d"}}
+	on := func(node string) any { return st.MakePod().Name("other").UID("other").Node(node).Obj() }
 	node := func(name string) any { return st.MakeNode().Name(name).Obj() }
-	for _, e := range r.plugin.schedulers.events() {
-		for _, test := range []struct {
-			pod      *corev1.Pod
-			old, obj any
-			want     fwk.QueueingHint
-		}{
-			{mine, deleted("n2"), node("n2"), fwk.Queue},
-			{mine, deleted("n0"), node("n0"), fwk.QueueSkip},
-			{others, deleted("n4"), node("n4"), fwk.QueueSkip},
-		} {
-			got, err := e.QueueingHintFn(r.logger, test.pod, test.old, test.obj)
-			if err != nil || got != test.want {
-				t.Errorf("%s: pod %s: %v, %v, want %v", e.Event.Label(), test.pod.Name, got, err, test.want)
+	for _, test := range []struct {
+		what       string
+		resource   fwk.EventResource
+		action     fwk.ActionType
+		pod        *corev1.Pod
+		before, by any
+		want       fwk.QueueingHint
+	}{
+		{"another's node has changed", fwk.Node, fwk.UpdateNodeAllocatable, mine, node("n2"), node("n2"), fwk.Queue},
+		{"an own node has changed", fwk.Node, fwk.UpdateNodeTaint, mine, node("n0"), node("n0"), fwk.QueueSkip},
+		{"another's node has come", fwk.Node, fwk.Add, mine, nil, node("n2"), fwk.Queue},
+		// There may have been none to try before.
+		{"an own node has come", fwk.Node, fwk.Add, mine, nil, node("n0"), fwk.Queue},
+		{"a node has come, and the pod waits elsewhere", fwk.Node, fwk.Add, others, nil, node("n0"), fwk.QueueSkip},
+		{"a pod has gone from another's node", fwk.Pod, fwk.Delete, mine, on("n2"), nil, fwk.Queue},
+		{"a pod has gone from an own node", fwk.Pod, fwk.Delete, mine, on("n0"), nil, fwk.QueueSkip},
+		{"a pod has gone that had no node", fwk.Pod, fwk.Delete, mine, on(""), nil, fwk.QueueSkip},
+		{"a pod has gone, and the pod waits elsewhere", fwk.Pod, fwk.Delete, others, on("n4"), nil, fwk.QueueSkip},
+		{"a pod on another's node has shrunk", fwk.Pod, fwk.UpdatePodScaleDown, mine, on("n2"), on("n2"), fwk.Queue},
+		{"a pod on an own node has shrunk", fwk.Pod, fwk.UpdatePodScaleDown, mine, on("n0"), on("n0"), fwk.QueueSkip},
+		{"a pod has come to another's node", fwk.Pod, fwk.Add, mine, nil, on("n2"), fwk.QueueSkip},
+		{"a pod has come that may be wanted as a neighbour", fwk.Pod, fwk.Add, choosy, nil, on("n2"), fwk.Queue},
+		{"one has gone that may not be wanted in the zone", fwk.Pod, fwk.Delete, choosy, on("n0"), nil, fwk.Queue},
+		{"the pod tolerates more", fwk.Pod, fwk.UpdatePodToleration, mine, mine, mine, fwk.Queue},
+		{"a volume has come", fwk.PersistentVolume, fwk.Add, stored, nil, nil, fwk.Queue},
+		{"a volume has come for others", fwk.PersistentVolume, fwk.Add, mine, nil, nil, fwk.QueueSkip},
+		{"devices have come", fwk.ResourceSlice, fwk.Add, device, nil, nil, fwk.Queue},
+		{"devices have come for others", fwk.ResourceSlice, fwk.Add, mine, nil, nil, fwk.QueueSkip},
+	} {
+		got := fwk.QueueSkip
+		for _, e := range r.plugin.schedulers.events() {
+			if e.Event.Resource != test.resource || e.Event.ActionType&test.action == 0 {
+				continue
 			}
+			hint, err := e.QueueingHintFn(r.logger, test.pod, test.before, test.by)
+			if err != nil {
+				t.Errorf("%s: %v", test.what, err)
+			}
+			got = max(got, hint)
+		}
+		if got != test.want {
+			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
 }
