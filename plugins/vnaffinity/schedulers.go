@@ -99,9 +99,11 @@ type schedulers struct {
 	client  kubernetes.Interface // has no limit of its own, since limiter stands before it
 	limiter flowcontrol.RateLimiter
 	indexer cache.Indexer // of the scheduler's pods
-	metrics *schedulerMetrics
-	moves   workqueue.TypedRateLimitingInterface[types.UID]
-	order   func() error // whether the profile has the plugin where it has to be
+	// nodeIndexer has the scheduler's nodes by their names.
+	nodeIndexer cache.Store
+	metrics     *schedulerMetrics
+	moves       workqueue.TypedRateLimitingInterface[types.UID]
+	order       func() error // whether the profile has the plugin where it has to be
 
 	member string
 	v      int
@@ -161,7 +163,9 @@ func newSchedulers(handle fwk.Handle, seat seat, begin func(sharding.VirtualNode
 	if _, err := pods.AddEventHandler(podHandler(s)); err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
-	if _, err := handle.SharedInformerFactory().Core().V1().Nodes().Informer().AddEventHandler(nodeHandler(s)); err != nil {
+	nodes := handle.SharedInformerFactory().Core().V1().Nodes().Informer()
+	s.nodeIndexer = nodes.GetIndexer()
+	if _, err := nodes.AddEventHandler(nodeHandler(s)); err != nil {
 		return nil, fmt.Errorf("watching nodes: %w", err)
 	}
 	return s, nil
@@ -293,8 +297,15 @@ func (s *schedulers) activateLater(pod *corev1.Pod) {
 
 func podHandler(s *schedulers) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { s.podSeen(obj) },
-		UpdateFunc: func(_, obj any) { s.podSeen(obj) },
+		AddFunc: func(obj any) { s.podSeen(obj) },
+		UpdateFunc: func(before, obj any) {
+			// An informer that was cut off shows one that was made again under its name as one that has changed.
+			then, ok := before.(*corev1.Pod)
+			if now, isPod := obj.(*corev1.Pod); ok && isPod && then.UID != now.UID {
+				s.podOver(then)
+			}
+			s.podSeen(obj)
+		},
 		DeleteFunc: func(obj any) {
 			if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = last.Obj

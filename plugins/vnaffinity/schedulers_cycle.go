@@ -61,11 +61,32 @@ func (p *VNAffinity) PreEnqueue(_ context.Context, pod *corev1.Pod) *fwk.Status 
 		return nil
 	}
 	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if w := s.waiting(pod); !s.holds(w) {
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+s.holder(w))
+	known := s.pods[pod.UID] != nil
+	w := s.waiting(pod)
+	held, holder := s.holds(w), s.holder(w)
+	s.mu.RUnlock()
+	if !held && !known {
+		held, holder = s.turnAway(pod)
+	}
+	if !held {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+holder)
 	}
 	return nil
+}
+
+// turnAway notes a pod that the queue has heard of first, so that look lets it in when it comes to be held here, and reports
+// whether it is by now. Only what the informer has is noted: it will say so when the pod is over.
+func (s *schedulers) turnAway(pod *corev1.Pod) (held bool, holder string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.waiting(pod)
+	if obj, ok, err := s.indexer.GetByKey(pod.Namespace + "/" + pod.Name); ok && err == nil && s.pods[pod.UID] == nil {
+		if shown, ok := obj.(*corev1.Pod); ok && shown.UID == pod.UID && shown.Spec.NodeName == "" {
+			w = s.waiting(shown)
+			s.pods[pod.UID] = w
+		}
+	}
+	return s.holds(w), s.holder(w)
 }
 
 func (s *schedulers) preFilter(
@@ -106,8 +127,17 @@ func (s *schedulers) verify(nodes []fwk.NodeInfo) bool {
 		return true
 	}
 	var behind []sharding.VirtualNode
+	there := make(map[string]bool, len(nodes))
 	for _, info := range nodes {
-		if vn := s.virtualNodeOfNode(info.Node().Name); open.Has(vn) && !s.shown(info) {
+		name := info.Node().Name
+		there[name] = true
+		if vn := s.virtualNodeOfNode(name); open.Has(vn) && !s.shown(info) {
+			behind = append(behind, vn)
+		}
+	}
+	// A node that the snapshot does not show yet may come to it before its pods do.
+	for _, name := range s.nodeIndexer.ListKeys() {
+		if vn := s.virtualNodeOfNode(name); open.Has(vn) && !there[name] {
 			behind = append(behind, vn)
 		}
 	}

@@ -142,10 +142,34 @@ type replica struct {
 	snapshot  *internalcache.Snapshot
 	client    *clientsetfake.Clientset
 	logger    klog.Logger
-	known     interface {
+	known     interface { // what the pod informer shows
+		Add(obj any) error
+	}
+	nodes interface { // what the node informer shows
 		Add(obj any) error
 	}
 	asked []string // the pods that came to the PostFilter plugin behind this one
+
+	mu        sync.Mutex
+	activated map[string]bool // the pods that were let into the queue
+}
+
+// Activate implements fwk.PodActivator.
+func (r *replica) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, pod := range pods {
+		r.activated[pod.Name] = true
+	}
+}
+
+// wasActivated reports whether the pod was let in since it was last asked.
+func (r *replica) wasActivated(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.activated[name]
+	delete(r.activated, name)
+	return was
 }
 
 // Name and PostFilter make the replica the plugin behind.
@@ -164,7 +188,7 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	ctx, cancel := context.WithCancel(ctx)
 	t.Cleanup(cancel)
 	r := &replica{t: t, seat: &fakeSeat{peers: map[string]sharding.Slice{}}, cache: internalcache.New(ctx, nil, false),
-		snapshot: internalcache.NewEmptySnapshot(), logger: logger, plugin: &VNAffinity{stop: cancel}}
+		snapshot: internalcache.NewEmptySnapshot(), logger: logger, plugin: &VNAffinity{stop: cancel}, activated: map[string]bool{}}
 	objects := []runtime.Object{}
 	for _, p := range pods {
 		objects = append(objects, p)
@@ -189,7 +213,6 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 		frameworkruntime.WithEventRecorder(&events.FakeRecorder{}),
 		frameworkruntime.WithInformerFactory(factory),
 		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)),
-		frameworkruntime.WithPodActivator(internalqueue.NewSchedulingQueue(nil, factory)),
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithSnapshotSharedLister(r.snapshot),
 		frameworkruntime.WithLogger(logger),
@@ -197,9 +220,10 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.framework.SetPodActivator(r)
 	s := r.plugin.schedulers
 	s.order = func() error { return nil } // the framework of tests knows no PreEnqueue plugins
-	r.known = s.indexer
+	r.known, r.nodes = s.indexer, factory.Core().V1().Nodes().Informer().GetIndexer()
 	for i := range 6 {
 		n := st.MakeNode().Name(fmt.Sprint("n", i)).Capacity(map[corev1.ResourceName]string{"cpu": "4", "pods": "110"}).Obj()
 		r.cache.AddNode(logger, n)
@@ -622,5 +646,83 @@ func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
 	}
 	if status := r.plugin.PreEnqueue(t.Context(), moved); !status.IsSuccess() {
 		t.Errorf("it is not admitted: %v", status)
+	}
+}
+
+// The queue hears of a pod before this plugin's own handler does. If the pod's Virtual Node comes to be served in between,
+// nobody else would let it in.
+func TestAPodThatIsTurnedAwayBeforeItIsKnownIsLetIn(t *testing.T) {
+	r := newReplica(t)
+	pod := at("n5", "p", "1")
+	if err := r.known.Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.plugin.PreEnqueue(t.Context(), pod); s.IsSuccess() {
+		t.Fatal("its home is not here yet")
+	}
+	r.seat.gain("n5")
+	r.plugin.schedulers.look()
+	r.plugin.schedulers.podSeen(pod)
+	if !r.wasActivated("p") {
+		t.Error("it was forgotten")
+	}
+	// One that the informer does not have any more will never be told to be over.
+	gone := at("n2", "gone", "1")
+	r.plugin.PreEnqueue(t.Context(), gone)
+	if r.plugin.schedulers.pods[gone.UID] != nil {
+		t.Error("a pod that is gone is kept for ever")
+	}
+}
+
+// An informer that was cut off shows a pod that was deleted, and made again under its name, as one that has changed.
+func TestAPodThatIsMadeAgainEndsTheOneBefore(t *testing.T) {
+	old := at("n0", "p", "1")
+	old.ResourceVersion = "7"
+	r := newReplica(t, old)
+	state, w := reserved(t, r, old)
+	if s := r.plugin.Bind(t.Context(), state, old, "n0"); !s.IsSuccess() {
+		t.Fatalf("%v", s)
+	}
+	again := at("n0", "p", "1")
+	again.UID = "again"
+	podHandler(r.plugin.schedulers).OnUpdate(old, again)
+	if !w.ended {
+		t.Error("the right of the first is kept: its Virtual Node can never be given up")
+	}
+	if pods := r.plugin.schedulers.pods; len(pods) != 1 || pods[again.UID] == nil {
+		t.Errorf("%d pods are kept", len(pods))
+	}
+}
+
+// The scheduler's cache hears of nodes and of pods by different handlers. A node that it does not show yet may come before its
+// pods do.
+func TestANodeThatTheSnapshotDoesNotShowIsNotTakenUp(t *testing.T) {
+	r := newReplica(t)
+	late := st.MakeNode().Name("late").Capacity(map[corev1.ResourceName]string{"cpu": "4", "pods": "110"}).Obj()
+	s := r.plugin.schedulers
+	if err := r.nodes.Add(late); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes["late"] = sharding.VirtualNodeOf(nodeKey("late"), testV)
+	bound := at("n0", "bound", "4")
+	bound.Spec.NodeName = "late"
+	if err := r.known.Add(bound); err != nil {
+		t.Fatal(err)
+	}
+	r.seat.gain("late")
+	s.look()
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0", "n1"}) {
+		t.Errorf("fits on %v", fits)
+	}
+	r.cache.AddNode(r.logger, late)
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); slices.Contains(fits, "late") {
+		t.Error("the node is taken for empty")
+	}
+	if err := r.cache.AddPod(r.logger, bound); err != nil {
+		t.Fatal(err)
+	}
+	r.cycle(at("n0", "p", "1"))
+	if !s.ownNodes().Has("late") {
+		t.Error("it is never taken up")
 	}
 }
