@@ -167,13 +167,16 @@ type refusal struct {
 type verdict struct {
 	// next is where it moves on to, nil if it stays.
 	next *hop
-	// last is set if it fits nowhere: preemption on this replica's nodes, and the plugins after it, may have their try.
+	// last is set if it fits nowhere: preemption on this replica's nodes may have its try.
 	last bool
 	// later is where it moves on to after a while, if it has no node by then and is not promised one by preemption here; nil if
 	// it stays.
 	later *hop
 	after time.Duration
 }
+
+// asks reports whether the replica asks for capacity: not while there are others to ask whether they have something to preempt.
+func (v verdict) asks() bool { return v.last && (v.later == nil || !v.later.Preempting) }
 
 const (
 	// preemptionPatience is how long the scheduler may take, after the plugin has been asked, to nominate a node.
@@ -187,9 +190,10 @@ const (
 )
 
 // decide says what becomes of a pod that was refused. In the first round it goes to each replica on whose nodes it seems to
-// fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one asks for capacity and
-// preempts on its own nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of
-// a lower priority, to each of them once. So every round ends, and the next one begins when something changes.
+// fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one preempts on its own
+// nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of a lower priority, to
+// each of them once, and the last one of these asks for capacity. So every round ends, and the next one begins when something
+// changes.
 //
 // What has changed while the round went on may have gone unnoticed: room that came up at a replica after it refused the pod,
 // and before the last one looked. So if the pod seems to fit where it was refused, another round begins, later each time.

@@ -36,6 +36,8 @@ const (
 	// unsettledPatience is when a pod is tried again that found nodes on their way from one replica to another, or bound pods
 	// that the scheduler's cache did not show yet.
 	unsettledPatience = 200 * time.Millisecond
+	// mostStalls is how often that doubles: a change lets the pod in at once, and nodes may stay without an owner for long.
+	mostStalls = 5
 	// countPeriod is how old the gauges of waiting pods may be.
 	countPeriod = 2 * time.Second
 )
@@ -129,6 +131,8 @@ type waiting struct {
 	next, later *hop
 	// last is set if this replica has found that the pod fits nowhere.
 	last bool
+	// stalls counts the attempts that found nodes unsettled since who owns what has changed.
+	stalls int
 }
 
 // A right is that of one pod to be bound to one node.
@@ -228,10 +232,12 @@ func (s *schedulers) look() {
 		}
 		s.roster, s.serving = next, serving
 		for uid, w := range s.pods {
-			// What waits here because it fits nowhere is tried again when nodes have gone from one to another.
-			if s.holds(w) && (!held[uid] || (moved && w.last)) {
+			// What waits here because it fits nowhere, or on a node that was on its way, is tried again when nodes have gone
+			// from one to another.
+			if s.holds(w) && (!held[uid] || (moved && w.last) || w.stalls > 0) {
 				come = append(come, w.pod)
 			}
+			w.stalls = 0
 		}
 	}
 	s.mu.Unlock()
@@ -293,6 +299,16 @@ func (s *schedulers) activate(pods ...*corev1.Pod) {
 
 func (s *schedulers) activateLater(pod *corev1.Pod) {
 	time.AfterFunc(unsettledPatience, func() { s.activate(pod) })
+}
+
+// stall lets a pod in again after a while that grows until something changes.
+func (s *schedulers) stall(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.pods[pod.UID]; w != nil {
+		time.AfterFunc(unsettledPatience<<min(w.stalls, mostStalls), func() { s.activate(pod) })
+		w.stalls++
+	}
 }
 
 func podHandler(s *schedulers) cache.ResourceEventHandler {

@@ -211,7 +211,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	case c.stranger:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	case c.unsettled:
-		s.activateLater(pod)
+		s.stall(pod)
 		return notYetRefused("nodes have just come to scheduler %s", s.member)
 	}
 	s.mu.RLock()
@@ -223,7 +223,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	})
 	if look.fits("") {
 		if v.last {
-			s.activateLater(pod)
+			s.stall(pod)
 			return notYetRefused("fits on a node that is on its way from one to another")
 		}
 		if v.next != nil {
@@ -237,6 +237,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	if now == nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	}
+	now.stalls = 0
 	if v.next != nil {
 		now.next, now.last, now.later = v.next, false, nil
 		s.moves.Add(pod.UID)
@@ -249,8 +250,19 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	if !v.last {
 		return notYetRefused("seems to fit on a node of scheduler %s, which has refused it, and is tried again", v.later.To)
 	}
+	if !v.asks() {
+		state.Write(capacity.NotYetRefusedKey, preemptsNext{})
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: fits on no node of any of %d schedulers, and moves on to %s to preempt "+
+			"there, if it cannot here", capacity.NotYetRefusedByAll, len(roster.members), v.later.To))
+	}
 	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
 }
+
+// preemptsNext says to the plugins after this one that another replica is still to be asked for what it can preempt.
+type preemptsNext struct{}
+
+// Clone implements fwk.StateData.
+func (p preemptsNext) Clone() fwk.StateData { return p }
 
 // notYetRefused is the status of a pod that another replica may have a place for. Whoever asks for capacity leaves it alone.
 func notYetRefused(format string, args ...any) *fwk.Status {

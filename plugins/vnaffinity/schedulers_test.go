@@ -472,7 +472,60 @@ func TestAPodMovesOnToWhereItCanPreempt(t *testing.T) {
 			if (h == nil) != (test.want == nil) || (h != nil && (h.To != test.want.To || h.Preempting != test.want.Preempting)) {
 				t.Errorf("goes to %v, want %v", h, test.want)
 			}
+			// A promise that is taken back holds it up no longer.
+			s.podSeen(pod)
+			if _, h, _ = s.moving(pod.UID); h == nil || h.To != "b" {
+				t.Errorf("without a nomination it goes to %v", h)
+			}
 		})
+	}
+}
+
+// As long as another replica may preempt, the plugins behind hear that the pod is not theirs to buy a node for.
+func TestCapacityIsAskedForAfterAllHavePreempted(t *testing.T) {
+	pod := at("n0", "p", "1")
+	priority := int32(10)
+	pod.Spec.Priority = &priority
+	for _, test := range []struct {
+		name  string
+		hop   *hop
+		asked bool
+	}{
+		{"the first of two", nil, false},
+		{"the last", &hop{To: "a", Refused: []string{"b", "c"}, Preempting: true, Epoch: 1}, true},
+	} {
+		r := newReplica(t)
+		r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+		p := pod.DeepCopy()
+		if test.hop != nil {
+			p.Annotations[AnnotationReplica] = test.hop.String()
+		}
+		state, _, status := r.cycle(p)
+		_, err := state.Read(capacity.NotYetRefusedKey)
+		if status.Code() != fwk.Unschedulable || capacity.RefusedByAll(status.Message()) != test.asked || (err != nil) != test.asked {
+			t.Errorf("%s: %v, asked for capacity: %v, want %v", test.name, status, err != nil, test.asked)
+		}
+	}
+}
+
+// Nodes may be without an owner for long. The pods that fit there are tried ever more rarely, and at once when that changes.
+func TestPodsThatWaitForNodesOnTheirWayDoNotSpin(t *testing.T) {
+	r := newReplica(t)
+	s := r.plugin.schedulers
+	r.fill("n0", "n1", "n2", "n3", "n4")
+	pod := at("n0", "p", "1")
+	for range 3 {
+		r.cycle(pod)
+	}
+	if n := s.pods[pod.UID].stalls; n != 3 {
+		t.Errorf("%d attempts are counted, want 3", n)
+	}
+	r.wasActivated("p")
+	r.seat.give("b", "n5")
+	r.seat.give("b")
+	s.look()
+	if n := s.pods[pod.UID].stalls; n != 0 || !r.wasActivated("p") {
+		t.Errorf("%d attempts are counted after a change, and it is not tried at once", n)
 	}
 }
 
