@@ -73,6 +73,10 @@ func rejectionBy(reason string, nodes int32) Rejection {
 // it. The last one to refuse the pod leaves it out.
 const NotYetRefusedByAll = "not yet refused by all schedulers"
 
+// NotYetRefusedKey stands in the state of a scheduling cycle whose pod may still be served by another one of several active
+// schedulers, for the plugins that come after the one which knows: they may help the pod, and ask for no capacity.
+const NotYetRefusedKey = "drover.sh/NotYetRefusedByAll"
+
 // RefusedByAll reports whether a message of the condition PodScheduled is the last word of the schedulers that share the pods:
 // always, where there is one.
 func RefusedByAll(message string) bool { return !strings.Contains(message, NotYetRefusedByAll) }

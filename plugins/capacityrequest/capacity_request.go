@@ -227,9 +227,10 @@ func (p *CapacityRequest) Close() error {
 // PostFilter hands a pod that failed to the writer, with what the scheduler objected to. It is called at every failed
 // attempt, and mostly for pods that have their request.
 func (p *CapacityRequest) PostFilter(
-	_ context.Context, _ fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader,
+	_ context.Context, state fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader,
 ) (*fwk.PostFilterResult, *fwk.Status) {
 	switch {
+	case mayBeServedElsewhere(state):
 	case p.namespaces.Len() > 0 && !p.namespaces.Has(pod.Namespace):
 	case pod.Spec.NodeName != "", pod.DeletionTimestamp != nil:
 		// Bound pods come here to be resized; a terminating pod needs nothing.
@@ -241,6 +242,15 @@ func (p *CapacityRequest) PostFilter(
 		p.handOver(pod, rejectionsOf(statuses, p.nodes()))
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
+}
+
+// mayBeServedElsewhere reports whether VNAffinity has said that another scheduler may still preempt for the pod.
+func mayBeServedElsewhere(state fwk.CycleState) bool {
+	if state == nil {
+		return false
+	}
+	_, err := state.Read(capacity.NotYetRefusedKey)
+	return err == nil
 }
 
 // roomIsMade reports whether pods that were preempted for this one are on their way out of the node that it was promised. It

@@ -453,6 +453,26 @@ func TestLeaderChangeMakesNoSecondRequest(t *testing.T) {
 	}
 }
 
+// servedElsewhere is what VNAffinity leaves in the cycle of a pod that another scheduler may preempt for.
+type servedElsewhere struct{}
+
+func (s servedElsewhere) Clone() fwk.StateData { return s }
+
+func TestAPodThatAnotherSchedulerMayPreemptForAsksForNothing(t *testing.T) {
+	nodes := []*corev1.Node{node("a").Obj()}
+	pod := pending("p").Obj()
+	r := newRig(t, rigOptions{pods: []*corev1.Pod{pod}, nodes: nodes})
+	state := framework.NewCycleState()
+	state.Write(capacity.NotYetRefusedKey, servedElsewhere{})
+	if _, status := r.plugin.PostFilter(t.Context(), state, pod, on(nodes, noCPU())); status.Code() != fwk.Unschedulable {
+		t.Errorf("%v", status)
+	}
+	r.settle(t)
+	if got := r.api.podNames(); len(got) > 0 {
+		t.Errorf("asked for %v", got)
+	}
+}
+
 func TestHangingAPIServerDoesNotDelayPostFilter(t *testing.T) {
 	api := newMemory()
 	api.hang = true

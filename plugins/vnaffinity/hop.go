@@ -34,14 +34,18 @@ type hop struct {
 	Epoch sharding.Epoch `json:"epoch"`
 }
 
-// hopOf reads a pod's annotation, nil if it has none. What cannot be read is none: the pod is at home then.
+// maxAgain is where the count of rounds ends.
+const maxAgain = 1 << 20
+
+// hopOf reads a pod's annotation, nil if it has none. What cannot be read, or was written by none of the replicas, is none:
+// the pod is at home then. Whoever makes a pod may write its annotations.
 func hopOf(pod *corev1.Pod) *hop {
 	text, ok := pod.Annotations[AnnotationReplica]
 	if !ok {
 		return nil
 	}
 	h := &hop{}
-	if err := json.Unmarshal([]byte(text), h); err != nil || h.To == "" {
+	if err := json.Unmarshal([]byte(text), h); err != nil || h.To == "" || h.Again < 0 || h.Again > maxAgain {
 		return nil
 	}
 	return h
@@ -113,6 +117,17 @@ func (r *roster) has(member string) bool {
 	return ok
 }
 
+// known returns those of names that are members, each once: what an annotation says may be anything, and is carried on.
+func (r *roster) known(names []string) []string {
+	var known []string
+	for _, name := range names {
+		if r.has(name) && !slices.Contains(known, name) {
+			known = append(known, name)
+		}
+	}
+	return known
+}
+
 // holder returns the replica that a pod waits at: where it has moved on to, else its home.
 func (r *roster) holder(home sharding.VirtualNode, h *hop) string {
 	if h != nil && r.has(h.To) {
@@ -152,13 +167,16 @@ type refusal struct {
 type verdict struct {
 	// next is where it moves on to, nil if it stays.
 	next *hop
-	// last is set if it fits nowhere: preemption on this replica's nodes, and the plugins after it, may have their try.
+	// last is set if it fits nowhere: preemption on this replica's nodes may have its try.
 	last bool
 	// later is where it moves on to after a while, if it has no node by then and is not promised one by preemption here; nil if
 	// it stays.
 	later *hop
 	after time.Duration
 }
+
+// asks reports whether the replica asks for capacity: not while there are others to ask whether they have something to preempt.
+func (v verdict) asks() bool { return v.last && (v.later == nil || !v.later.Preempting) }
 
 const (
 	// preemptionPatience is how long the scheduler may take, after the plugin has been asked, to nominate a node.
@@ -172,9 +190,10 @@ const (
 )
 
 // decide says what becomes of a pod that was refused. In the first round it goes to each replica on whose nodes it seems to
-// fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one asks for capacity and
-// preempts on its own nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of
-// a lower priority, to each of them once. So every round ends, and the next one begins when something changes.
+// fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one preempts on its own
+// nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of a lower priority, to
+// each of them once, and the last one of these asks for capacity. So every round ends, and the next one begins when something
+// changes.
 //
 // What has changed while the round went on may have gone unnoticed: room that came up at a replica after it refused the pod,
 // and before the last one looked. So if the pod seems to fit where it was refused, another round begins, later each time.
@@ -182,8 +201,9 @@ func decide(f refusal) verdict {
 	refused, preempting, again := []string{f.self}, false, 0
 	if f.hop != nil && f.hop.Epoch == f.roster.epoch && !f.again {
 		preempting, again = f.hop.Preempting, f.hop.Again
-		if !slices.Contains(f.hop.Refused, f.self) {
-			refused = append(slices.Clone(f.hop.Refused), f.self)
+		refused = f.roster.known(f.hop.Refused)
+		if !slices.Contains(refused, f.self) {
+			refused = append(refused, f.self)
 		}
 	}
 	known := make(map[string]bool)
@@ -218,6 +238,6 @@ func decide(f refusal) verdict {
 	if anew == nil || again >= surelyRefused && v.later != nil {
 		return v
 	}
-	anew.Again++
+	anew.Again = min(again+1, maxAgain)
 	return verdict{last: again >= surelyRefused, later: anew, after: min(againPatience<<min(again, 30), maxAgainPatience)}
 }

@@ -36,6 +36,8 @@ const (
 	// unsettledPatience is when a pod is tried again that found nodes on their way from one replica to another, or bound pods
 	// that the scheduler's cache did not show yet.
 	unsettledPatience = 200 * time.Millisecond
+	// mostStalls is how often that doubles: a change lets the pod in at once, and nodes may stay without an owner for long.
+	mostStalls = 5
 	// countPeriod is how old the gauges of waiting pods may be.
 	countPeriod = 2 * time.Second
 )
@@ -99,9 +101,11 @@ type schedulers struct {
 	client  kubernetes.Interface // has no limit of its own, since limiter stands before it
 	limiter flowcontrol.RateLimiter
 	indexer cache.Indexer // of the scheduler's pods
-	metrics *schedulerMetrics
-	moves   workqueue.TypedRateLimitingInterface[types.UID]
-	order   func() error // whether the profile has the plugin where it has to be
+	// nodeIndexer has the scheduler's nodes by their names.
+	nodeIndexer cache.Store
+	metrics     *schedulerMetrics
+	moves       workqueue.TypedRateLimitingInterface[types.UID]
+	order       func() error // whether the profile has the plugin where it has to be
 
 	member string
 	v      int
@@ -127,6 +131,8 @@ type waiting struct {
 	next, later *hop
 	// last is set if this replica has found that the pod fits nowhere.
 	last bool
+	// stalls counts the attempts that found nodes unsettled since who owns what has changed.
+	stalls int
 }
 
 // A right is that of one pod to be bound to one node.
@@ -161,7 +167,9 @@ func newSchedulers(handle fwk.Handle, seat seat, begin func(sharding.VirtualNode
 	if _, err := pods.AddEventHandler(podHandler(s)); err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
-	if _, err := handle.SharedInformerFactory().Core().V1().Nodes().Informer().AddEventHandler(nodeHandler(s)); err != nil {
+	nodes := handle.SharedInformerFactory().Core().V1().Nodes().Informer()
+	s.nodeIndexer = nodes.GetIndexer()
+	if _, err := nodes.AddEventHandler(nodeHandler(s)); err != nil {
 		return nil, fmt.Errorf("watching nodes: %w", err)
 	}
 	return s, nil
@@ -224,10 +232,12 @@ func (s *schedulers) look() {
 		}
 		s.roster, s.serving = next, serving
 		for uid, w := range s.pods {
-			// What waits here because it fits nowhere is tried again when nodes have gone from one to another.
-			if s.holds(w) && (!held[uid] || (moved && w.last)) {
+			// What waits here because it fits nowhere, or on a node that was on its way, is tried again when nodes have gone
+			// from one to another.
+			if s.holds(w) && (!held[uid] || (moved && w.last) || w.stalls > 0) {
 				come = append(come, w.pod)
 			}
+			w.stalls = 0
 		}
 	}
 	s.mu.Unlock()
@@ -291,10 +301,27 @@ func (s *schedulers) activateLater(pod *corev1.Pod) {
 	time.AfterFunc(unsettledPatience, func() { s.activate(pod) })
 }
 
+// stall lets a pod in again after a while that grows until something changes.
+func (s *schedulers) stall(pod *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.pods[pod.UID]; w != nil {
+		time.AfterFunc(unsettledPatience<<min(w.stalls, mostStalls), func() { s.activate(pod) })
+		w.stalls++
+	}
+}
+
 func podHandler(s *schedulers) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { s.podSeen(obj) },
-		UpdateFunc: func(_, obj any) { s.podSeen(obj) },
+		AddFunc: func(obj any) { s.podSeen(obj) },
+		UpdateFunc: func(before, obj any) {
+			// An informer that was cut off shows one that was made again under its name as one that has changed.
+			then, ok := before.(*corev1.Pod)
+			if now, isPod := obj.(*corev1.Pod); ok && isPod && then.UID != now.UID {
+				s.podOver(then)
+			}
+			s.podSeen(obj)
+		},
 		DeleteFunc: func(obj any) {
 			if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = last.Obj

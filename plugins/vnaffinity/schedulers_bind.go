@@ -32,7 +32,8 @@ const (
 )
 
 // Reserve takes the right to bind to the node. It refuses where the node has gone to another replica since the cycle began,
-// also if it has come back: what was bound meanwhile, the cycle's snapshot did not show.
+// also if it has come back: what was bound meanwhile, the cycle's snapshot did not show. And it refuses a pod that has gone
+// to another replica.
 func (p *VNAffinity) Reserve(_ context.Context, state fwk.CycleState, pod *corev1.Pod, node string) *fwk.Status {
 	if p.schedulers == nil {
 		return nil
@@ -44,6 +45,9 @@ func (s *schedulers) reserve(state fwk.CycleState, pod *corev1.Pod, node string)
 	c := cycleOf(state)
 	if c == nil {
 		return fwk.AsStatus(errors.New("reserve without PreFilter"))
+	}
+	if to := s.goneTo(pod.UID); to != "" {
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: waits at %s", capacity.NotYetRefusedByAll, to))
 	}
 	w, err := s.begin(sharding.VirtualNodeOf(nodeKey(node), s.v))
 	if err == nil && w.Gain() > c.upTo {
@@ -63,6 +67,22 @@ func (s *schedulers) reserve(state fwk.CycleState, pod *corev1.Pod, node string)
 	}
 	s.rights[pod.UID] = &right{work: w, node: node}
 	return nil
+}
+
+// goneTo returns where a pod has gone to since the cycle began; "" if it stays. Then it does not move on any more either: what
+// was to happen unless it found a node is off.
+func (s *schedulers) goneTo(uid types.UID) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.pods[uid]
+	switch {
+	case w == nil:
+		return "" // it has a node, or is gone: the API server will say so
+	case w.next != nil || w.hop != nil && w.hop.To != s.member && s.roster.has(w.hop.To):
+		return s.holder(w)
+	}
+	w.later = nil
+	return ""
 }
 
 // Unreserve gives the right back.

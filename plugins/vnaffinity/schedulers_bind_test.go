@@ -53,6 +53,38 @@ func TestReserveRefusesANodeThatHasGone(t *testing.T) {
 	}
 }
 
+// While a cycle goes on the pod may be handed on to another replica, as was decided on the last time: then two would bind it.
+func TestReserveRefusesAPodThatHasMovedOn(t *testing.T) {
+	r := newReplica(t)
+	pod := at("n0", "p", "1")
+	state, _, _ := r.cycle(pod)
+	s := r.plugin.schedulers
+	s.pods[pod.UID].next = &hop{To: "b", Epoch: s.roster.epoch}
+	if status := r.plugin.Reserve(t.Context(), state, pod, "n0"); status.Code() != fwk.Unschedulable || capacity.RefusedByAll(status.Message()) {
+		t.Errorf("%v", status)
+	}
+	for _, w := range r.seat.began {
+		if !w.ended {
+			t.Error("a refused placement keeps the right")
+		}
+	}
+}
+
+// A pod that was to move on after a while, and has found a node here meanwhile, stays.
+func TestAPodWithAPlaceDoesNotMoveOn(t *testing.T) {
+	r := newReplica(t)
+	pod := at("n0", "p", "1")
+	state, _, _ := r.cycle(pod)
+	s := r.plugin.schedulers
+	s.pods[pod.UID].later = &hop{To: "b", Epoch: s.roster.epoch}
+	if status := r.plugin.Reserve(t.Context(), state, pod, "n0"); !status.IsSuccess() {
+		t.Fatalf("%v", status)
+	}
+	if _, h, _ := s.moving(pod.UID); h != nil {
+		t.Errorf("it is bound here, and goes to %v", h)
+	}
+}
+
 func TestTheRightIsKeptUntilTheInformerShowsTheBind(t *testing.T) {
 	pod := at("n0", "p", "1")
 	r := newReplica(t, pod)

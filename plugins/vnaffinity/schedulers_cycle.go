@@ -61,11 +61,32 @@ func (p *VNAffinity) PreEnqueue(_ context.Context, pod *corev1.Pod) *fwk.Status 
 		return nil
 	}
 	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if w := s.waiting(pod); !s.holds(w) {
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+s.holder(w))
+	known := s.pods[pod.UID] != nil
+	w := s.waiting(pod)
+	held, holder := s.holds(w), s.holder(w)
+	s.mu.RUnlock()
+	if !held && !known {
+		held, holder = s.turnAway(pod)
+	}
+	if !held {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+holder)
 	}
 	return nil
+}
+
+// turnAway notes a pod that the queue has heard of first, so that look lets it in when it comes to be held here, and reports
+// whether it is by now. Only what the informer has is noted: it will say so when the pod is over.
+func (s *schedulers) turnAway(pod *corev1.Pod) (held bool, holder string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.waiting(pod)
+	if obj, ok, err := s.indexer.GetByKey(pod.Namespace + "/" + pod.Name); ok && err == nil && s.pods[pod.UID] == nil {
+		if shown, ok := obj.(*corev1.Pod); ok && shown.UID == pod.UID && shown.Spec.NodeName == "" {
+			w = s.waiting(shown)
+			s.pods[pod.UID] = w
+		}
+	}
+	return s.holds(w), s.holder(w)
 }
 
 func (s *schedulers) preFilter(
@@ -106,8 +127,17 @@ func (s *schedulers) verify(nodes []fwk.NodeInfo) bool {
 		return true
 	}
 	var behind []sharding.VirtualNode
+	there := make(map[string]bool, len(nodes))
 	for _, info := range nodes {
-		if vn := s.virtualNodeOfNode(info.Node().Name); open.Has(vn) && !s.shown(info) {
+		name := info.Node().Name
+		there[name] = true
+		if vn := s.virtualNodeOfNode(name); open.Has(vn) && !s.shown(info) {
+			behind = append(behind, vn)
+		}
+	}
+	// A node that the snapshot does not show yet may come to it before its pods do.
+	for _, name := range s.nodeIndexer.ListKeys() {
+		if vn := s.virtualNodeOfNode(name); open.Has(vn) && !there[name] {
 			behind = append(behind, vn)
 		}
 	}
@@ -181,7 +211,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	case c.stranger:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	case c.unsettled:
-		s.activateLater(pod)
+		s.stall(pod)
 		return notYetRefused("nodes have just come to scheduler %s", s.member)
 	}
 	s.mu.RLock()
@@ -193,7 +223,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	})
 	if look.fits("") {
 		if v.last {
-			s.activateLater(pod)
+			s.stall(pod)
 			return notYetRefused("fits on a node that is on its way from one to another")
 		}
 		if v.next != nil {
@@ -207,6 +237,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	if now == nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	}
+	now.stalls = 0
 	if v.next != nil {
 		now.next, now.last, now.later = v.next, false, nil
 		s.moves.Add(pod.UID)
@@ -219,8 +250,19 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	if !v.last {
 		return notYetRefused("seems to fit on a node of scheduler %s, which has refused it, and is tried again", v.later.To)
 	}
+	if !v.asks() {
+		state.Write(capacity.NotYetRefusedKey, preemptsNext{})
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: fits on no node of any of %d schedulers, and moves on to %s to preempt "+
+			"there, if it cannot here", capacity.NotYetRefusedByAll, len(roster.members), v.later.To))
+	}
 	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
 }
+
+// preemptsNext says to the plugins after this one that another replica is still to be asked for what it can preempt.
+type preemptsNext struct{}
+
+// Clone implements fwk.StateData.
+func (p preemptsNext) Clone() fwk.StateData { return p }
 
 // notYetRefused is the status of a pod that another replica may have a place for. Whoever asks for capacity leaves it alone.
 func notYetRefused(format string, args ...any) *fwk.Status {
@@ -291,37 +333,95 @@ func (s *schedulers) anyFits(ctx context.Context, state fwk.CycleState, pod *cor
 	return found.Load()
 }
 
-// events are what may make a pod fit on a node of another replica: what happens to this replica's own nodes is for the
-// plugins that turned them down. Pods that other replicas hold are left alone, at the price of one look each.
+// events are what may make a pod fit on a node that its last cycle did not try. Those are the nodes of other replicas, and new
+// ones: where this replica has no node, no other plugin has turned the pod down, and none would hear of its first. What
+// happens to nodes that were tried is for the plugins that turned them down. Pods that other replicas hold are left alone, at
+// the price of one look each.
 func (s *schedulers) events() []fwk.ClusterEventWithHint {
-	return []fwk.ClusterEventWithHint{
+	events := []fwk.ClusterEventWithHint{
 		{
 			Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAllocatable | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint},
-			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, _, obj any) (fwk.QueueingHint, error) {
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, obj any) (fwk.QueueingHint, error) {
 				node, ok := obj.(*corev1.Node)
 				if !ok {
 					return fwk.QueueSkip, nil
 				}
-				return s.hint(pod, node.Name), nil
+				return s.hint(pod, before == nil || s.untried(node.Name)), nil
 			},
 		},
 		{
-			Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete},
-			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, obj, _ any) (fwk.QueueingHint, error) {
-				gone, ok := obj.(*corev1.Pod)
-				if !ok || gone.Spec.NodeName == "" {
-					return fwk.QueueSkip, nil
-				}
-				return s.hint(pod, gone.Spec.NodeName), nil
+			Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Add | fwk.Delete | fwk.UpdatePodLabel | fwk.UpdatePodScaleDown | fwk.UpdatePodToleration},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint, error) {
+				return s.hint(pod, s.helps(pod, before, after)), nil
 			},
 		},
 	}
+	for resource, concerns := range map[fwk.EventResource]func(*corev1.Pod) bool{
+		fwk.PersistentVolume: hasVolumeClaims, fwk.PersistentVolumeClaim: hasVolumeClaims, fwk.StorageClass: hasVolumeClaims,
+		fwk.CSINode: hasVolumeClaims, fwk.CSIDriver: hasVolumeClaims, fwk.CSIStorageCapacity: hasVolumeClaims,
+		fwk.VolumeAttachment: hasVolumeClaims,
+		fwk.ResourceClaim:    hasResourceClaims, fwk.ResourceSlice: hasResourceClaims, fwk.DeviceClass: hasResourceClaims,
+	} {
+		events = append(events, fwk.ClusterEventWithHint{
+			Event: fwk.ClusterEvent{Resource: resource, ActionType: fwk.All},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, _, _ any) (fwk.QueueingHint, error) {
+				return s.hint(pod, concerns(pod)), nil
+			},
+		})
+	}
+	return events
 }
 
-func (s *schedulers) hint(pod *corev1.Pod, node string) fwk.QueueingHint {
+// helps reports whether what happened to a pod may let another one in where its last cycle did not try: the pod itself has
+// changed, there is more room there, or the other one is one of those that it has rules about, which may be about a whole
+// zone.
+func (s *schedulers) helps(pod *corev1.Pod, before, after any) bool {
+	then, _ := before.(*corev1.Pod)
+	now, _ := after.(*corev1.Pod)
+	if now == nil {
+		now = then
+	}
+	switch {
+	case now == nil:
+		return false
+	case now.UID == pod.UID:
+		return true
+	case now.Spec.NodeName == "":
+		return false
+	case hasRules(pod):
+		return true
+	}
+	return then != nil && s.untried(now.Spec.NodeName)
+}
+
+// hasRules reports whether it matters to the pod where other pods are.
+func hasRules(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return len(pod.Spec.TopologySpreadConstraints) > 0 || a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil)
+}
+
+func hasVolumeClaims(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
+	})
+}
+
+func hasResourceClaims(pod *corev1.Pod) bool { return len(pod.Spec.ResourceClaims) > 0 }
+
+// untried reports whether a node is another replica's, as far as scheduling cycles go.
+func (s *schedulers) untried(node string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.holds(s.waiting(pod)) && !s.verified.Has(s.virtualNodeOfNode(node)) {
+	return !s.verified.Has(s.virtualNodeOfNode(node))
+}
+
+func (s *schedulers) hint(pod *corev1.Pod, helps bool) fwk.QueueingHint {
+	if !helps {
+		return fwk.QueueSkip
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.holds(s.waiting(pod)) {
 		return fwk.Queue
 	}
 	return fwk.QueueSkip

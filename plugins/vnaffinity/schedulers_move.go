@@ -77,10 +77,15 @@ func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *core
 		return nil, nil, nil
 	}
 	if w.next == nil && w.later != nil {
-		if w.pod.Status.NominatedNodeName == "" && s.holds(w) {
-			w.next, w.last = w.later, false
+		switch {
+		case !s.holds(w):
+			w.later = nil
+		case w.pod.Status.NominatedNodeName != "":
+			// Preemption has promised it a node, or did so the last time, and has yet to take that back.
+			s.moves.AddAfter(uid, preemptionPatience)
+		default:
+			w.next, w.later, w.last = w.later, nil, false
 		}
-		w.later = nil
 	}
 	if w.next == nil {
 		return nil, nil, nil

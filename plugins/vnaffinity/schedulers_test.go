@@ -142,10 +142,34 @@ type replica struct {
 	snapshot  *internalcache.Snapshot
 	client    *clientsetfake.Clientset
 	logger    klog.Logger
-	known     interface {
+	known     interface { // what the pod informer shows
+		Add(obj any) error
+	}
+	nodes interface { // what the node informer shows
 		Add(obj any) error
 	}
 	asked []string // the pods that came to the PostFilter plugin behind this one
+
+	mu        sync.Mutex
+	activated map[string]bool // the pods that were let into the queue
+}
+
+// Activate implements fwk.PodActivator.
+func (r *replica) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, pod := range pods {
+		r.activated[pod.Name] = true
+	}
+}
+
+// wasActivated reports whether the pod was let in since it was last asked.
+func (r *replica) wasActivated(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.activated[name]
+	delete(r.activated, name)
+	return was
 }
 
 // Name and PostFilter make the replica the plugin behind.
@@ -164,7 +188,7 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	ctx, cancel := context.WithCancel(ctx)
 	t.Cleanup(cancel)
 	r := &replica{t: t, seat: &fakeSeat{peers: map[string]sharding.Slice{}}, cache: internalcache.New(ctx, nil, false),
-		snapshot: internalcache.NewEmptySnapshot(), logger: logger, plugin: &VNAffinity{stop: cancel}}
+		snapshot: internalcache.NewEmptySnapshot(), logger: logger, plugin: &VNAffinity{stop: cancel}, activated: map[string]bool{}}
 	objects := []runtime.Object{}
 	for _, p := range pods {
 		objects = append(objects, p)
@@ -189,7 +213,6 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 		frameworkruntime.WithEventRecorder(&events.FakeRecorder{}),
 		frameworkruntime.WithInformerFactory(factory),
 		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)),
-		frameworkruntime.WithPodActivator(internalqueue.NewSchedulingQueue(nil, factory)),
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithSnapshotSharedLister(r.snapshot),
 		frameworkruntime.WithLogger(logger),
@@ -197,9 +220,10 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.framework.SetPodActivator(r)
 	s := r.plugin.schedulers
 	s.order = func() error { return nil } // the framework of tests knows no PreEnqueue plugins
-	r.known = s.indexer
+	r.known, r.nodes = s.indexer, factory.Core().V1().Nodes().Informer().GetIndexer()
 	for i := range 6 {
 		n := st.MakeNode().Name(fmt.Sprint("n", i)).Capacity(map[corev1.ResourceName]string{"cpu": "4", "pods": "110"}).Obj()
 		r.cache.AddNode(logger, n)
@@ -448,7 +472,60 @@ func TestAPodMovesOnToWhereItCanPreempt(t *testing.T) {
 			if (h == nil) != (test.want == nil) || (h != nil && (h.To != test.want.To || h.Preempting != test.want.Preempting)) {
 				t.Errorf("goes to %v, want %v", h, test.want)
 			}
+			// A promise that is taken back holds it up no longer.
+			s.podSeen(pod)
+			if _, h, _ = s.moving(pod.UID); h == nil || h.To != "b" {
+				t.Errorf("without a nomination it goes to %v", h)
+			}
 		})
+	}
+}
+
+// As long as another replica may preempt, the plugins behind hear that the pod is not theirs to buy a node for.
+func TestCapacityIsAskedForAfterAllHavePreempted(t *testing.T) {
+	pod := at("n0", "p", "1")
+	priority := int32(10)
+	pod.Spec.Priority = &priority
+	for _, test := range []struct {
+		name  string
+		hop   *hop
+		asked bool
+	}{
+		{"the first of two", nil, false},
+		{"the last", &hop{To: "a", Refused: []string{"b", "c"}, Preempting: true, Epoch: 1}, true},
+	} {
+		r := newReplica(t)
+		r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+		p := pod.DeepCopy()
+		if test.hop != nil {
+			p.Annotations[AnnotationReplica] = test.hop.String()
+		}
+		state, _, status := r.cycle(p)
+		_, err := state.Read(capacity.NotYetRefusedKey)
+		if status.Code() != fwk.Unschedulable || capacity.RefusedByAll(status.Message()) != test.asked || (err != nil) != test.asked {
+			t.Errorf("%s: %v, asked for capacity: %v, want %v", test.name, status, err != nil, test.asked)
+		}
+	}
+}
+
+// Nodes may be without an owner for long. The pods that fit there are tried ever more rarely, and at once when that changes.
+func TestPodsThatWaitForNodesOnTheirWayDoNotSpin(t *testing.T) {
+	r := newReplica(t)
+	s := r.plugin.schedulers
+	r.fill("n0", "n1", "n2", "n3", "n4")
+	pod := at("n0", "p", "1")
+	for range 3 {
+		r.cycle(pod)
+	}
+	if n := s.pods[pod.UID].stalls; n != 3 {
+		t.Errorf("%d attempts are counted, want 3", n)
+	}
+	r.wasActivated("p")
+	r.seat.give("b", "n5")
+	r.seat.give("b")
+	s.look()
+	if n := s.pods[pod.UID].stalls; n != 0 || !r.wasActivated("p") {
+		t.Errorf("%d attempts are counted after a change, and it is not tried at once", n)
 	}
 }
 
@@ -468,26 +545,63 @@ func TestAHopOfYesterdayIsNotWritten(t *testing.T) {
 	}
 }
 
-func TestForeignNodesWakeTheirPods(t *testing.T) {
+// A pod is woken by what happens where its last cycle did not look. Where it looked, the plugins that turned it down hear of it.
+func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 	r := newReplica(t)
 	r.cycle(at("n0", "p", "1")) // verifies
 	mine, others := at("n0", "mine", "1"), at("n2", "others", "1")
-	deleted := func(node string) any { return st.MakePod().Name("gone").Node(node).Obj() }
+	choosy := st.MakePod().Namespace("ns").Name("choosy").UID("choosy").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
+		PodAffinityExists("app", "zone", st.PodAffinityWithRequiredReq).Obj()
+	stored := at("n0", "stored", "1")
+	stored.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"},
+	}}}
+	device := at("n0", "device", "1")
+	device.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d"}}
+	on := func(node string) any { return st.MakePod().Name("other").UID("other").Node(node).Obj() }
 	node := func(name string) any { return st.MakeNode().Name(name).Obj() }
-	for _, e := range r.plugin.schedulers.events() {
-		for _, test := range []struct {
-			pod      *corev1.Pod
-			old, obj any
-			want     fwk.QueueingHint
-		}{
-			{mine, deleted("n2"), node("n2"), fwk.Queue},
-			{mine, deleted("n0"), node("n0"), fwk.QueueSkip},
-			{others, deleted("n4"), node("n4"), fwk.QueueSkip},
-		} {
-			got, err := e.QueueingHintFn(r.logger, test.pod, test.old, test.obj)
-			if err != nil || got != test.want {
-				t.Errorf("%s: pod %s: %v, %v, want %v", e.Event.Label(), test.pod.Name, got, err, test.want)
+	for _, test := range []struct {
+		what       string
+		resource   fwk.EventResource
+		action     fwk.ActionType
+		pod        *corev1.Pod
+		before, by any
+		want       fwk.QueueingHint
+	}{
+		{"another's node has changed", fwk.Node, fwk.UpdateNodeAllocatable, mine, node("n2"), node("n2"), fwk.Queue},
+		{"an own node has changed", fwk.Node, fwk.UpdateNodeTaint, mine, node("n0"), node("n0"), fwk.QueueSkip},
+		{"another's node has come", fwk.Node, fwk.Add, mine, nil, node("n2"), fwk.Queue},
+		// There may have been none to try before.
+		{"an own node has come", fwk.Node, fwk.Add, mine, nil, node("n0"), fwk.Queue},
+		{"a node has come, and the pod waits elsewhere", fwk.Node, fwk.Add, others, nil, node("n0"), fwk.QueueSkip},
+		{"a pod has gone from another's node", fwk.Pod, fwk.Delete, mine, on("n2"), nil, fwk.Queue},
+		{"a pod has gone from an own node", fwk.Pod, fwk.Delete, mine, on("n0"), nil, fwk.QueueSkip},
+		{"a pod has gone that had no node", fwk.Pod, fwk.Delete, mine, on(""), nil, fwk.QueueSkip},
+		{"a pod has gone, and the pod waits elsewhere", fwk.Pod, fwk.Delete, others, on("n4"), nil, fwk.QueueSkip},
+		{"a pod on another's node has shrunk", fwk.Pod, fwk.UpdatePodScaleDown, mine, on("n2"), on("n2"), fwk.Queue},
+		{"a pod on an own node has shrunk", fwk.Pod, fwk.UpdatePodScaleDown, mine, on("n0"), on("n0"), fwk.QueueSkip},
+		{"a pod has come to another's node", fwk.Pod, fwk.Add, mine, nil, on("n2"), fwk.QueueSkip},
+		{"a pod has come that may be wanted as a neighbour", fwk.Pod, fwk.Add, choosy, nil, on("n2"), fwk.Queue},
+		{"one has gone that may not be wanted in the zone", fwk.Pod, fwk.Delete, choosy, on("n0"), nil, fwk.Queue},
+		{"the pod tolerates more", fwk.Pod, fwk.UpdatePodToleration, mine, mine, mine, fwk.Queue},
+		{"a volume has come", fwk.PersistentVolume, fwk.Add, stored, nil, nil, fwk.Queue},
+		{"a volume has come for others", fwk.PersistentVolume, fwk.Add, mine, nil, nil, fwk.QueueSkip},
+		{"devices have come", fwk.ResourceSlice, fwk.Add, device, nil, nil, fwk.Queue},
+		{"devices have come for others", fwk.ResourceSlice, fwk.Add, mine, nil, nil, fwk.QueueSkip},
+	} {
+		got := fwk.QueueSkip
+		for _, e := range r.plugin.schedulers.events() {
+			if e.Event.Resource != test.resource || e.Event.ActionType&test.action == 0 {
+				continue
 			}
+			hint, err := e.QueueingHintFn(r.logger, test.pod, test.before, test.by)
+			if err != nil {
+				t.Errorf("%s: %v", test.what, err)
+			}
+			got = max(got, hint)
+		}
+		if got != test.want {
+			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
 }
@@ -585,5 +699,83 @@ func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
 	}
 	if status := r.plugin.PreEnqueue(t.Context(), moved); !status.IsSuccess() {
 		t.Errorf("it is not admitted: %v", status)
+	}
+}
+
+// The queue hears of a pod before this plugin's own handler does. If the pod's Virtual Node comes to be served in between,
+// nobody else would let it in.
+func TestAPodThatIsTurnedAwayBeforeItIsKnownIsLetIn(t *testing.T) {
+	r := newReplica(t)
+	pod := at("n5", "p", "1")
+	if err := r.known.Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.plugin.PreEnqueue(t.Context(), pod); s.IsSuccess() {
+		t.Fatal("its home is not here yet")
+	}
+	r.seat.gain("n5")
+	r.plugin.schedulers.look()
+	r.plugin.schedulers.podSeen(pod)
+	if !r.wasActivated("p") {
+		t.Error("it was forgotten")
+	}
+	// One that the informer does not have any more will never be told to be over.
+	gone := at("n2", "gone", "1")
+	r.plugin.PreEnqueue(t.Context(), gone)
+	if r.plugin.schedulers.pods[gone.UID] != nil {
+		t.Error("a pod that is gone is kept for ever")
+	}
+}
+
+// An informer that was cut off shows a pod that was deleted, and made again under its name, as one that has changed.
+func TestAPodThatIsMadeAgainEndsTheOneBefore(t *testing.T) {
+	old := at("n0", "p", "1")
+	old.ResourceVersion = "7"
+	r := newReplica(t, old)
+	state, w := reserved(t, r, old)
+	if s := r.plugin.Bind(t.Context(), state, old, "n0"); !s.IsSuccess() {
+		t.Fatalf("%v", s)
+	}
+	again := at("n0", "p", "1")
+	again.UID = "again"
+	podHandler(r.plugin.schedulers).OnUpdate(old, again)
+	if !w.ended {
+		t.Error("the right of the first is kept: its Virtual Node can never be given up")
+	}
+	if pods := r.plugin.schedulers.pods; len(pods) != 1 || pods[again.UID] == nil {
+		t.Errorf("%d pods are kept", len(pods))
+	}
+}
+
+// The scheduler's cache hears of nodes and of pods by different handlers. A node that it does not show yet may come before its
+// pods do.
+func TestANodeThatTheSnapshotDoesNotShowIsNotTakenUp(t *testing.T) {
+	r := newReplica(t)
+	late := st.MakeNode().Name("late").Capacity(map[corev1.ResourceName]string{"cpu": "4", "pods": "110"}).Obj()
+	s := r.plugin.schedulers
+	if err := r.nodes.Add(late); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes["late"] = sharding.VirtualNodeOf(nodeKey("late"), testV)
+	bound := at("n0", "bound", "4")
+	bound.Spec.NodeName = "late"
+	if err := r.known.Add(bound); err != nil {
+		t.Fatal(err)
+	}
+	r.seat.gain("late")
+	s.look()
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0", "n1"}) {
+		t.Errorf("fits on %v", fits)
+	}
+	r.cache.AddNode(r.logger, late)
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); slices.Contains(fits, "late") {
+		t.Error("the node is taken for empty")
+	}
+	if err := r.cache.AddPod(r.logger, bound); err != nil {
+		t.Fatal(err)
+	}
+	r.cycle(at("n0", "p", "1"))
+	if !s.ownNodes().Has("late") {
+		t.Error("it is never taken up")
 	}
 }
