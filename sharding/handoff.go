@@ -256,7 +256,11 @@ func (p *pass) remove(s *seat) (Write, bool) {
 		return Write{}, false
 	}
 	for _, o := range p.seats {
-		if o != s && o.old != nil && o.old.Epoch >= s.old.Epoch && (o.state.running() || o.old.Member < s.old.Member) {
+		if o == s || o.old == nil {
+			continue
+		}
+		// Of two that carry the same one, and have both stopped, one stays: the first by name.
+		if o.old.Epoch > s.old.Epoch || o.old.Epoch == s.old.Epoch && (o.state.running() || o.old.Member < s.old.Member) {
 			return Write{Delete, *s.old.clone()}, true
 		}
 	}

@@ -108,6 +108,23 @@ func TestStepNeverGivesWhatIsHeld(t *testing.T) {
 	})
 }
 
+// Where all members have stopped, one slice is left, which carries the last epoch: whoever has it, in whatever order they
+// stopped.
+func TestTheSliceWithTheLastEpochIsLeft(t *testing.T) {
+	for _, epochs := range [][]Epoch{{5, 7}, {7, 5}, {7, 7}, {5, 7, 6}, {7, 5, 7}} {
+		g := newGroup(t, Exclusive, 8)
+		for i, epoch := range epochs {
+			id := fmt.Sprint("m", i)
+			g.slices = append(g.slices, Slice{Member: id, Session: id + "/1", Claim: "c", Epoch: epoch})
+		}
+		for g.step() > 0 {
+		}
+		if len(g.slices) != 1 || g.slices[0].Epoch != 7 {
+			t.Errorf("of epochs %v are left %+v", epochs, g.slices)
+		}
+	}
+}
+
 // From wherever a group starts, with members that do what they are told, it comes to rest: everything owned by exactly
 // one member that may, nothing moving.
 func TestGroupsSettle(t *testing.T) {

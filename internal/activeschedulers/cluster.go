@@ -272,7 +272,7 @@ func (c *Cluster) start(name, plugins, kubeconfig string) (*Scheduler, error) {
 		Name: name, Path: c.programs.Scheduler,
 		Args: []string{
 			"--config=" + file, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-			"--authorization-always-allow-paths=/metrics", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--v=2",
+			"--authorization-always-allow-paths=/metrics,/debug/pprof/*", "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--v=2",
 		},
 	})
 	if err != nil {

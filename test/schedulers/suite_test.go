@@ -2,6 +2,7 @@ package schedulers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -69,13 +70,14 @@ func size(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
+// eventually polls until check says that it is done, at most for patience. A check that takes long, as one that lists
+// thousands of objects does, is made the more seldom, because what it takes is missing where it waits for something.
 func eventually(t *testing.T, what string, check func(context.Context) (done bool, state string)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		started := time.Now()
 		done, state := check(ctx)
 		if done {
 			return
@@ -83,7 +85,7 @@ func eventually(t *testing.T, what string, check func(context.Context) (done boo
 		select {
 		case <-ctx.Done():
 			t.Fatalf("waited in vain until %s; at last: %s", what, state)
-		case <-tick.C:
+		case <-time.After(max(100*time.Millisecond, 4*time.Since(started))):
 		}
 	}
 }
@@ -94,6 +96,7 @@ type world struct {
 	client     client.Client
 	ns         string
 	schedulers map[string]*activeschedulers.Scheduler
+	ready      time.Time // since when the nodes take pods
 
 	mu    sync.Mutex
 	bound map[types.UID]map[string]bool // the nodes that a pod has been seen on
@@ -138,15 +141,18 @@ func (w *world) clear() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	for _, obj := range []client.Object{&corev1.Pod{}, &corev1.Node{}} {
-		opts := []client.DeleteAllOfOption{client.GracePeriodSeconds(0)}
-		if _, isPod := obj.(*corev1.Pod); isPod {
-			opts = append(opts, client.InNamespace(w.ns))
-		}
-		if err := w.client.DeleteAllOf(ctx, obj, opts...); err != nil {
-			w.t.Error(err)
-		}
+	// One by one: the API server breaks a request off after a minute, and so the deletion of ten thousand pods at once.
+	var pods corev1.PodList
+	var nodes corev1.NodeList
+	if err := errors.Join(w.client.List(ctx, &pods, client.InNamespace(w.ns)), w.client.List(ctx, &nodes)); err != nil {
+		w.t.Error(err)
 	}
+	w.parallel(len(pods.Items), func(i int) error {
+		return client.IgnoreNotFound(w.client.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)))
+	})
+	w.parallel(len(nodes.Items), func(i int) error {
+		return client.IgnoreNotFound(w.client.Delete(ctx, &nodes.Items[i], client.GracePeriodSeconds(0)))
+	})
 	for ctx.Err() == nil {
 		owned, _, err := cluster.Owned(ctx)
 		if err == nil && len(owned) <= 1 { // the last slice keeps the epoch
@@ -294,6 +300,7 @@ func (w *world) addNodes(first, n int, milli func(i int) int64, labels func(i in
 		}
 		return ready == first+n, fmt.Sprintf("%d of %d", ready, first+n)
 	})
+	w.ready = time.Now()
 }
 
 func (w *world) pod(name string, milli int64, change func(*corev1.Pod)) *corev1.Pod {
@@ -342,18 +349,26 @@ func (w *world) list() []corev1.Pod {
 	return list.Items
 }
 
-// bindings waits until so many pods have a node.
+// bindings waits until so many pods have a node. It is patient as long as there are ever more of them.
 func (w *world) bindings(n int) {
 	w.t.Helper()
-	eventually(w.t, fmt.Sprintf("%d pods have a node", n), func(context.Context) (bool, string) {
+	have, last := 0, time.Now()
+	for have < n {
 		w.mu.Lock()
-		have := len(w.bound)
+		now := len(w.bound)
 		w.mu.Unlock()
-		if have >= n {
-			return true, ""
+		if now != have {
+			have, last = now, time.Now()
 		}
-		return false, fmt.Sprintf("%d have; %s", have, w.waiting())
-	})
+		if time.Since(last) > patience {
+			w.t.Fatalf("waited in vain until %d pods have a node: %d have; %s", n, have, w.waiting())
+		}
+		select {
+		case <-w.t.Context().Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // waiting says what a few pods wait for that have no node.
@@ -447,6 +462,7 @@ func (w *world) sessions() (map[string]string, error) {
 // report logs what the replicas have counted.
 func (w *world) report() {
 	w.t.Helper()
+	w.t.Logf("%.0f s since the nodes were ready", time.Since(w.ready).Seconds())
 	for name, s := range w.schedulers {
 		if !s.Running() {
 			continue
