@@ -619,7 +619,13 @@ func TestFencedMemberStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := r.m.serving(); err != nil {
+		t.Fatalf("a member with its share is not ready: %v", err)
+	}
 	r.advance(r.m.policy.RenewDeadline)
+	if err := r.m.serving(); !isFenced(err) {
+		t.Fatalf("readiness after renewDeadline: %v, want ErrFenced", err)
+	}
 	if _, err := r.m.mayWrite(j); !isFenced(err) {
 		t.Fatalf("write after renewDeadline: %v, want ErrFenced", err)
 	}
@@ -634,6 +640,9 @@ func TestFencedMemberStops(t *testing.T) {
 		t.Fatal("the session has not expired")
 	}
 	r.restart()
+	if err := r.m.serving(); err == nil {
+		t.Fatal("a member is ready before its first slice")
+	}
 	if j.life.Err() == nil {
 		t.Fatal("the reconcile's context outlives its session")
 	}

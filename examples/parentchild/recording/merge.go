@@ -144,10 +144,11 @@ func (m *merger) answered(l landed, r *request) {
 	}
 }
 
-// request returns the one that made a landing, nil if there is none.
+// request returns the one that made a landing, nil if there is none. What was sent after the landing had been seen is not it,
+// whatever its answer: it has changed nothing.
 func (m *merger) request(l *Landing) *request {
 	at := place{l.Resource, l.Name}
-	if r := m.byVersion[landed{at, versionOf(l.Revision)}]; r != nil && !l.Deleted {
+	if r := m.byVersion[landed{at, versionOf(l.Revision)}]; r != nil && !l.Deleted && r.At <= l.Seen {
 		r.used = true
 		return r
 	}

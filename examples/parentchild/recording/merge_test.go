@@ -106,6 +106,12 @@ func TestMerge(t *testing.T) {
 			[]string{"0s Wrote  Machinery 7"},
 		},
 		{
+			"also if its answer is the same, because it changed nothing of what the backfill had written",
+			[][]recording.Line{{did(8*ms, history.Started), sent(1, 10*ms, "PATCH", ""), answered(1, 11*ms, 200, "8")}},
+			[]recording.Landing{landing(7, 5*ms, unlabelled), landing(8, 6*ms, nil)},
+			[]string{"0s Wrote  User 8", "8ms Started a"},
+		},
+		{
 			"nor is one that was refused",
 			[][]recording.Line{{sent(1, 1*ms, "PUT", "a"), answered(1, 2*ms, 409, "")}},
 			[]recording.Landing{landing(7, 9*ms, nil)},

@@ -1,0 +1,177 @@
+package watchgroup
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
+	"github.com/drover-sh/drover/sharding"
+)
+
+var (
+	parentsResource  = schema.GroupResource{Group: "example.com", Resource: "parents"}
+	childrenResource = schema.GroupResource{Group: "example.com", Resource: "children"}
+)
+
+// The alarm says how many objects are unlabelled and since when the oldest is, from its creation on, over all resources of
+// the group and no other.
+func TestTheAlarmTellsTheAgeOfTheOldest(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	others := schema.GroupResource{Resource: "others"}
+	b := &Backfill{waiting: make(map[item]time.Time), feeds: make(map[schema.GroupResource]*feed)}
+	for _, gr := range []schema.GroupResource{parentsResource, childrenResource, others} {
+		b.feeds[gr] = &feed{informer: &movedInformer{synced: true}}
+	}
+	at := func(gr schema.GroupResource, name string) item {
+		return item{gr, types.NamespacedName{Namespace: "ns", Name: name}}
+	}
+	for it, age := range map[item]time.Duration{
+		at(parentsResource, "young"): time.Minute, at(parentsResource, "older"): 2 * time.Minute,
+		at(childrenResource, "oldest"): time.Hour, at(others, "another group's"): 2 * time.Hour,
+	} {
+		b.waits(it, now.Add(-age))
+	}
+	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "parents"}}
+	family(&group.Spec)
+	r := &Reconciler{Backfill: b}
+	metrics, err := NewMetrics(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics.now = func() time.Time { return now }
+	status := &group.Status
+	expect := func(what string, objects int32, age time.Duration) {
+		t.Helper()
+		r.reportObjects(group, status)
+		metrics.record(group)
+		if status.UnlabelledObjects != objects ||
+			meta.IsStatusConditionTrue(status.Conditions, lbv1alpha1.ConditionUnlabelled) != (objects > 0) {
+			t.Errorf("%s: status %+v, want %d objects", what, status, objects)
+		}
+		if got := status.OldestUnlabelled; (got == nil) != (objects == 0) || got != nil && !got.Time.Equal(now.Add(-age)) {
+			t.Errorf("%s: the oldest is unlabelled since %v, want %v", what, got, now.Add(-age))
+		}
+		for name, want := range map[string]float64{"unlabelled_objects": float64(objects), "oldest_unlabelled_seconds": age.Seconds()} {
+			if got := metricValue(t, metrics, "drover_watchgroup_"+name, group); got != want {
+				t.Errorf("%s: %s is %v, want %v", what, name, got, want)
+			}
+		}
+	}
+	expect("three are unlabelled", 3, time.Hour)
+	b.settled(at(childrenResource, "oldest"))
+	expect("the oldest is labelled", 2, 2*time.Minute)
+	b.settled(at(parentsResource, "older"))
+	b.settled(at(parentsResource, "young"))
+	expect("all are labelled", 0, 0)
+	for age, want := range map[time.Duration]int{labelGrace: 1, labelGrace - time.Millisecond: 0} {
+		b.waits(at(parentsResource, "new"), now.Add(-age))
+		if got := b.arrears(now)[parentsResource].objects; got != want {
+			t.Errorf("created %s ago, it counts as %d unlabelled objects, want %d", age, got, want)
+		}
+	}
+}
+
+// For how long Virtual Nodes have been unowned counts from when they came to be, and ends with it.
+func TestTheAlarmTellsForHowLongVirtualNodesAreUnowned(t *testing.T) {
+	now := time.Now()
+	metrics, err := NewMetrics(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics.now = func() time.Time { return now }
+	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "parents"}}
+	for _, test := range []struct {
+		status metav1.ConditionStatus
+		want   float64
+	}{{metav1.ConditionTrue, 90}, {metav1.ConditionFalse, 0}} {
+		group.Status.Conditions = []metav1.Condition{{
+			Type: lbv1alpha1.ConditionUnowned, Status: test.status, LastTransitionTime: metav1.NewTime(now.Add(-90 * time.Second)),
+		}}
+		metrics.record(group)
+		if got := metricValue(t, metrics, "drover_watchgroup_unowned_seconds", group); got != test.want {
+			t.Errorf("condition %s for 90 s: unowned for %v s, want %v", test.status, got, test.want)
+		}
+	}
+}
+
+// An audit looks at all pages of a list, and mends on each what no member selects; a key that was changed since moves nothing.
+func TestAnAuditLooksAtEveryPage(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	buckets := sharding.BucketsFor(100, sharding.DefaultMaxBuckets)
+	const pages = 4
+	var right, wrong []*unstructured.Unstructured
+	carry := func(name, vn string) *unstructured.Unstructured {
+		o := e.object(parentKind, name, map[string]string{sharding.AnnotationHashKey: "later"})
+		o.SetLabels(map[string]string{sharding.LabelVirtualNode: vn, sharding.LabelBucket: labelsOf(buckets, 7).bucket})
+		return e.create(o)
+	}
+	for i := range pages {
+		right = append(right, carry(fmt.Sprintf("o%d-right", i), "7"))
+		wrong = append(wrong, carry(fmt.Sprintf("o%d-wrong", i), "100"))
+	}
+	config, asked := rest.CopyConfig(apiServer), 0
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if q := req.URL.Query(); q.Has("limit") {
+				asked++
+				req = req.Clone(req.Context())
+				q.Set("limit", "2")
+				req.URL.RawQuery = q.Encode()
+			}
+			return next.RoundTrip(req)
+		})
+	})
+	direct, err := metadata.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gr := schema.GroupResource{Group: "example.com", Resource: "parents"}
+	mapping, err := mappingOf(c.RESTMapper(), gr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Backfill{
+		Metadata: direct, Mapper: c.RESTMapper(), Owners: NewOwners(direct, c.RESTMapper()), Limit: rate.NewLimiter(rate.Inf, 1),
+		feeds: map[schema.GroupResource]*feed{gr: {mapping: mapping}},
+	}
+	s := scheme{buckets: buckets, all: true}
+	if err := b.audit(t.Context(), map[schema.GroupResource]scheme{gr: s}, s, mapping); err != nil {
+		t.Fatal(err)
+	}
+	if asked < pages {
+		t.Errorf("all objects came on %d pages, so that nothing was tested", asked)
+	}
+	for _, o := range wrong {
+		e.wantLabels(e.get(o), "later")
+	}
+	for _, o := range right {
+		if got := read(e.get(o)); got != labelsOf(buckets, 7) {
+			t.Errorf("%s carried a label of a Virtual Node and has been given %v", o.GetName(), got)
+		}
+	}
+	all := &unstructured.UnstructuredList{}
+	all.SetGroupVersionKind(parentKind)
+	if err := c.List(t.Context(), all, client.MatchingLabels{sharding.LabelVirtualNode: "7"}); err != nil {
+		t.Fatal(err)
+	}
+	group := &lbv1alpha1.WatchGroup{Spec: lbv1alpha1.WatchGroupSpec{VirtualNodes: 100, Resources: []lbv1alpha1.Resource{
+		{Group: gr.Group, Resource: gr.Resource},
+	}}}
+	if n, err := b.countIn(t.Context(), group, sharding.SetOf(7)); err != nil || int(n) != len(all.Items) || n < pages {
+		t.Errorf("%d objects are counted in Virtual Node 7 (%v), want the %d that there are", n, err, len(all.Items))
+	}
+}
