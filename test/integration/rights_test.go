@@ -32,11 +32,6 @@ import (
 var unusedButNeeded = map[string]string{
 	"drover-scheduler: watch upcomingnodes.fleet.lucy.sh in fleet-system": "read in demand mode RequestsOnly, where what " +
 		"is on its way suppresses a request",
-	"drover-scheduler: update capacityrequests.fleet.lucy.sh": "a request is rewritten when its pod has changed",
-	"drover-manager: update capacityrequests.fleet.lucy.sh":   "a request is rewritten when its pod has changed",
-	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
-	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
-	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
 	"drover-coordinator: create leases.coordination.k8s.io": "a Lease that somebody has deleted by hand is made again, so that " +
 		"its member is waited for",
 	"parentchild-controller: update parents/finalizers.parentchild.drover.sh": "asked for, where owners are protected, when a " +
@@ -48,6 +43,11 @@ var unusedButNeeded = map[string]string{
 // usedByChance are rights that stories use or do not use, as things happen to coincide, each with the reason why the role
 // has it.
 var usedByChance = map[string]string{
+	"drover-scheduler: update capacityrequests.fleet.lucy.sh": "a request is rewritten when its pod has changed",
+	"drover-manager: update capacityrequests.fleet.lucy.sh":   "a request is rewritten when its pod has changed",
+	"drover-manager: patch events.events.k8s.io":              "an event that comes again is counted up",
+	"drover-manager: patch events in fleet-system":            "an event that comes again is counted up",
+	"drover-manager-kueue: patch events.events.k8s.io":        "an event that comes again is counted up",
 	"drover-watchgroup-member: get virtualnodeslices.loadbalance.k8s.io": "a slice is read again when coordinator and member have " +
 		"written it at once",
 	"parentchild-controller: get parents.parentchild.drover.sh": "a Parent that the cache does not show is looked up before it counts " +
