@@ -66,7 +66,10 @@ type rule struct {
 var rules = map[string][]rule{
 	// A PreFilterResult of the scheduler's own comes from affinity to node names and volumes on nodes, and is found in the
 	// pod and its volumes. Another plugin's may or may not let new nodes in. What an extender says has no plugin either.
+	// VNAffinity names the nodes of one of several active schedulers, and will name new ones as they come.
 	"": {
+		{contains: "didn't satisfy plugin VNAffinity", effect: helps},
+		{contains: "didn't satisfy plugin(s) [VNAffinity]", effect: helps},
 		{contains: "didn't satisfy plugin", effect: unchanged, reason: ReasonNodesExcluded,
 			advice: "a scheduler plugin admits named nodes only, and new nodes are none of them"},
 		{contains: "filtered out by the prefilter result", effect: unchanged, reason: ReasonNodesExcluded,

@@ -85,12 +85,13 @@ type work interface {
 //   - PreFilter names the nodes that this replica owns, so that no time is spent on others; Filter says the same of nodes
 //     that are tried without it, as a nominated one is. The snapshot shows all nodes, so spread and affinity count all pods.
 //   - PostFilter, before all others, finds out whether a pod that fits on none of them would fit on another replica's nodes,
-//     and then stops the plugins after it: it moves on. It reads the snapshot, and writes nothing.
+//     and then stops the plugins after it: it moves on. As long as another replica may have something to preempt it lets
+//     preemption here have its try, and tells the plugins after it to ask for nothing. It reads the snapshot, and writes nothing.
 //   - Reserve, Unreserve and Bind hold the right to bind, as above. Bind stands before DefaultBinder.
 //   - SignPod adds nothing to a signature: the nodes are the same for all pods that this replica holds, and a node that a batch
 //     suggests goes through Filter and Reserve.
-//   - EventsToRegister names what may make room on nodes of other replicas. What happens to this replica's own nodes is for the
-//     plugins that turned them down.
+//   - EventsToRegister names what may make a pod fit on nodes that its cycle did not try: those of other replicas, and new ones.
+//     What happens to the nodes that it tried is for the plugins that turned them down.
 //
 // Start reading at decide, which is pure, then at schedulers.preFilter and schedulers.postFilter.
 type schedulers struct {

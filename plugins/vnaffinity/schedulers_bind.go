@@ -128,6 +128,7 @@ func (s *schedulers) bind(ctx context.Context, pod *corev1.Pod, node string) err
 		Target: corev1.ObjectReference{Kind: "Node", Name: node},
 	}
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 2 * time.Second}
+	lost := false // an answer
 	for {
 		// The budget of requests is waited for before the right to write is asked for, or it would age meanwhile.
 		if err := s.limiter.Wait(ctx); err != nil {
@@ -140,16 +141,23 @@ func (s *schedulers) bind(ctx context.Context, pod *corev1.Pod, node string) err
 		case err == nil:
 			s.bound(pod.UID, r)
 			return nil
-		case apierrors.IsConflict(err):
+		case errors.Is(err, sharded.ErrFenced) || errors.Is(err, sharded.ErrNotOwned):
+			return err
+		case apierrors.IsConflict(err) || (lost && sharded.Refused(err)):
+			// What is said of this request says nothing of the one whose answer was lost.
 			if mine, lookErr := s.boundHere(ctx, pod, r); lookErr == nil && mine {
-				s.bound(pod.UID, r) // by a request whose answer was lost
+				s.bound(pod.UID, r)
 				return nil
 			} else if lookErr == nil {
-				s.metrics.conflicts.Inc()
+				if apierrors.IsConflict(err) {
+					s.metrics.conflicts.Inc()
+				}
 				return err
 			}
 		case sharded.Refused(err):
 			return err
+		default:
+			lost = true
 		}
 		// Nobody knows whether the pod is bound. To give the node's room to another pod now could fill it twice.
 		klog.FromContext(ctx).V(2).Info("Bind was not answered, trying again", "pod", klog.KObj(pod), "node", node, "error", err)

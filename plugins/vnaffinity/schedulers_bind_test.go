@@ -172,6 +172,35 @@ func TestABindThatIsNotAnsweredIsFoundOutAbout(t *testing.T) {
 	}
 }
 
+// A refusal speaks of its own request: one before it, whose answer was lost, may have bound the pod all the same.
+func TestARefusalAfterALostAnswerProvesNothing(t *testing.T) {
+	for _, landed := range []bool{true, false} {
+		pod := at("n0", "p", "1")
+		r := newReplica(t, pod)
+		state, _ := reserved(t, r, pod)
+		lost := true
+		r.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			binding := a.(clienttesting.CreateAction).GetObject().(*corev1.Binding)
+			if !lost {
+				return true, nil, apierrors.NewTooManyRequests("busy", 0)
+			}
+			lost = false
+			if landed {
+				bound := pod.DeepCopy()
+				bound.Spec.NodeName = binding.Target.Name
+				maps.Copy(bound.Annotations, binding.Annotations)
+				if err := r.client.Tracker().Update(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, bound, "ns"); err != nil {
+					t.Error(err)
+				}
+			}
+			return true, nil, context.DeadlineExceeded
+		})
+		if s := r.plugin.Bind(t.Context(), state, pod, "n0"); s.IsSuccess() != landed {
+			t.Errorf("the first request landed: %v; %v", landed, s)
+		}
+	}
+}
+
 func TestAReplicaThatStopsDoesNotWaitForItsInformer(t *testing.T) {
 	pod := at("n0", "p", "1")
 	r := newReplica(t, pod)

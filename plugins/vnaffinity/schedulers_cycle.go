@@ -74,19 +74,25 @@ func (p *VNAffinity) PreEnqueue(_ context.Context, pod *corev1.Pod) *fwk.Status 
 	return nil
 }
 
-// turnAway notes a pod that the queue has heard of first, so that look lets it in when it comes to be held here, and reports
-// whether it is by now. Only what the informer has is noted: it will say so when the pod is over.
+// turnAway notes a pod that is not held here, so that look lets it in when it comes to be, and reports whether it is by now.
 func (s *schedulers) turnAway(pod *corev1.Pod) (held bool, holder string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := s.waiting(pod)
-	if obj, ok, err := s.indexer.GetByKey(pod.Namespace + "/" + pod.Name); ok && err == nil && s.pods[pod.UID] == nil {
-		if shown, ok := obj.(*corev1.Pod); ok && shown.UID == pod.UID && shown.Spec.NodeName == "" {
-			w = s.waiting(shown)
-			s.pods[pod.UID] = w
-		}
-	}
+	w := s.note(pod)
 	return s.holds(w), s.holder(w)
+}
+
+// note returns what is known of a pod, and keeps it from now on. The queue hears of a pod by other handlers than this plugin,
+// and may be the first. Only what the informer has is kept: it will say so when the pod is over.
+func (s *schedulers) note(pod *corev1.Pod) *waiting {
+	if w := s.pods[pod.UID]; w != nil {
+		return w
+	}
+	obj, ok, err := s.indexer.GetByKey(pod.Namespace + "/" + pod.Name)
+	if shown, isPod := obj.(*corev1.Pod); ok && err == nil && isPod && shown.UID == pod.UID && shown.Spec.NodeName == "" {
+		s.pods[pod.UID] = s.waiting(shown)
+	}
+	return s.waiting(pod)
 }
 
 func (s *schedulers) preFilter(
@@ -97,7 +103,7 @@ func (s *schedulers) preFilter(
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := &cycle{pod: s.waiting(pod)}
+	c := &cycle{pod: s.note(pod)}
 	state.Write(cycleKey, c)
 	if !s.holds(c.pod) {
 		// It was in the queue already when it went to another replica.

@@ -256,6 +256,12 @@ func (r *replica) fill(nodes ...string) {
 func (r *replica) cycle(pod *corev1.Pod) (fwk.CycleState, []string, *fwk.Status) {
 	r.t.Helper()
 	r.plugin.schedulers.podSeen(pod)
+	return r.attempt(pod)
+}
+
+// attempt is a cycle of a pod that the plugin may not have heard of yet.
+func (r *replica) attempt(pod *corev1.Pod) (fwk.CycleState, []string, *fwk.Status) {
+	r.t.Helper()
 	if err := r.cache.UpdateSnapshot(r.logger, r.snapshot); err != nil {
 		r.t.Fatal(err)
 	}
@@ -724,6 +730,23 @@ func TestAPodThatIsTurnedAwayBeforeItIsKnownIsLetIn(t *testing.T) {
 	r.plugin.PreEnqueue(t.Context(), gone)
 	if r.plugin.schedulers.pods[gone.UID] != nil {
 		t.Error("a pod that is gone is kept for ever")
+	}
+}
+
+// A pod may have been tried before this plugin's own handler hears of it. It moves on all the same.
+func TestAPodThatIsTriedBeforeItIsKnownMovesOn(t *testing.T) {
+	pod := at("n0", "p", "1")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1")
+	if err := r.known.Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, status := r.attempt(pod); !strings.Contains(status.Message(), "moves on to b") {
+		t.Errorf("PostFilter: %v %q", status, status.Message())
+	}
+	r.plugin.schedulers.podSeen(pod)
+	if _, h, _ := r.plugin.schedulers.moving(pod.UID); h == nil {
+		t.Error("it is forgotten")
 	}
 }
 

@@ -3,6 +3,8 @@ package schedulers
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/drover-sh/drover/plugins/capacityrequest"
 	"github.com/drover-sh/drover/plugins/vnaffinity"
 )
 
@@ -120,10 +123,44 @@ func TestFullNodesTakeNoPodTooMany(t *testing.T) {
 	}
 }
 
-// A pod that fits on no node of any replica gets a CapacityRequest from one of them; one that has to preempt gets its node
-// although the pods of lower priority are on nodes of another replica than its own.
+// A pod that fits on no node of any replica gets one CapacityRequest, whichever replicas have refused it, and a node when one
+// comes. Two of the replicas have no node at all.
+func TestAPodThatFitsNowhereGetsOneCapacityRequest(t *testing.T) {
+	w := newWorldWith(t, []string{capacityrequest.Name}, "a", "b", "c")
+	requests := w.watchRequests()
+	const big = 6
+	w.nodes(1, func(int) int64 { return 100 }, nil)
+	w.parallel(big, func(i int) error { return w.client.Create(t.Context(), w.pod(fmt.Sprintf("big-%d", i), 1000, nil)) })
+	eventually(t, "every pod has a request", func(context.Context) (bool, string) {
+		made := requests()
+		return len(made) == big, fmt.Sprintf("%v\n%s", made, w.waiting())
+	})
+	at := make(map[string]bool)
+	for _, pod := range w.list() {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled {
+				at[c.Message] = true
+			}
+		}
+	}
+	t.Logf("refused as %v", slices.Sorted(maps.Keys(at)))
+	// One node for all of them: it belongs to one replica, and those who wait elsewhere have to move on to it.
+	w.nodesFrom(1, 1, big*1000)
+	w.bindings(big)
+	w.report()
+	w.check(big)
+	for pod, n := range requests() {
+		if n != 1 {
+			t.Errorf("pod %s got %d CapacityRequests", pod, n)
+		}
+	}
+}
+
+// A pod that has to preempt gets its node although the pods of lower priority are on nodes of another replica than its own, and
+// nobody asks for capacity for it.
 func TestTheLastOnePreempts(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
+	w := newWorldWith(t, []string{capacityrequest.Name}, "a", "b", "c")
+	requests := w.watchRequests()
 	const nodes = 6
 	w.nodes(nodes, func(int) int64 { return 1000 }, func(i int) map[string]string { return map[string]string{"n": fmt.Sprint(i)} })
 	w.parallel(nodes, func(i int) error {
@@ -148,6 +185,9 @@ func TestTheLastOnePreempts(t *testing.T) {
 		if pod.Spec.PriorityClassName != high {
 			t.Errorf("%s is still there", pod.Name)
 		}
+	}
+	if made := requests(); len(made) > 0 {
+		t.Errorf("CapacityRequests were made for pods that preempt: %v", made)
 	}
 }
 

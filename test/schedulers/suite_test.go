@@ -18,10 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	fleetv1alpha1 "github.com/drover-sh/drover/api/fleet/v1alpha1"
 	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
 	"github.com/drover-sh/drover/internal/activeschedulers"
 	"github.com/drover-sh/drover/internal/controlplane"
@@ -104,6 +107,12 @@ type world struct {
 
 func newWorld(t *testing.T, members ...string) *world {
 	t.Helper()
+	return newWorldWith(t, nil, members...)
+}
+
+// newWorldWith has more PostFilter plugins in the profile of every scheduler.
+func newWorldWith(t *testing.T, postFilters []string, members ...string) *world {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a control plane")
 	}
@@ -126,7 +135,7 @@ func newWorld(t *testing.T, members ...string) *world {
 	t.Cleanup(w.clear)
 	w.watch()
 	for _, m := range members {
-		w.start(m)
+		w.start(m, postFilters...)
 	}
 	w.settled(members...)
 	return w
@@ -190,6 +199,46 @@ func (w *world) settled(members ...string) {
 		}
 		return still && len(owned) == len(members), fmt.Sprintf("%v, still %v", owned, still)
 	})
+}
+
+// watchRequests notes every CapacityRequest that is ever made, and returns how many each pod has got so far, by its name.
+func (w *world) watchRequests() func() map[string]int {
+	w.t.Helper()
+	client, err := metadata.NewForConfig(cluster.ControlPlane.Config())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	factory := metadatainformer.NewFilteredSharedInformerFactory(client, 0, w.ns, nil)
+	requests := fleetv1alpha1.GroupVersion.WithResource("capacityrequests")
+	made := make(map[string]map[types.UID]bool)
+	if _, err := factory.ForResource(requests).Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+		if o, ok := obj.(*metav1.PartialObjectMetadata); ok && len(o.OwnerReferences) > 0 {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			pod := o.OwnerReferences[0].Name
+			if made[pod] == nil {
+				made[pod] = make(map[types.UID]bool)
+			}
+			made[pod][o.UID] = true
+		}
+	}}); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	factory.Start(ctx.Done())
+	if !factory.WaitForCacheSync(ctx.Done())[requests] {
+		w.t.Fatal("CapacityRequests are not watched")
+	}
+	w.t.Cleanup(func() { cancel(); factory.Shutdown() })
+	return func() map[string]int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		counts := make(map[string]int, len(made))
+		for pod, uids := range made {
+			counts[pod] = len(uids)
+		}
+		return counts
+	}
 }
 
 // watch notes every node that a pod is ever bound to.
