@@ -73,24 +73,27 @@ func (g *groups) sharesOf(group types.NamespacedName) map[string]int64 {
 	return shares
 }
 
-// owner returns the member that a Virtual Node belongs to. One that is on its way belongs to the member it goes to: a pod
-// outlives a handoff.
-func (g *groups) owner(group types.NamespacedName, vn sharding.VirtualNode) (string, bool) {
+// ownersOf returns the members that Virtual Nodes belong to. One that is on its way belongs to the member it goes to: a pod
+// outlives a handoff. What nobody owns is missing.
+func (g *groups) ownersOf(group types.NamespacedName) map[sharding.VirtualNode]string {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	members := slices.Sorted(maps.Keys(g.slices[group]))
+	owners := map[sharding.VirtualNode]string{}
 	for _, part := range []func(slice) sharding.Set{
 		func(s slice) sharding.Set { return s.incoming },
 		func(s slice) sharding.Set { return s.owned },
 		func(s slice) sharding.Set { return s.draining },
 	} {
 		for _, member := range members {
-			if part(g.slices[group][member]).Has(vn) {
-				return member, true
+			for vn := range part(g.slices[group][member]).All() {
+				if _, ok := owners[vn]; !ok {
+					owners[vn] = member
+				}
 			}
 		}
 	}
-	return "", false
+	return owners
 }
 
 // virtualNodesOf returns V; 0 while the group is not known.

@@ -56,16 +56,78 @@ func (b bound) capacity(total int, part, whole int64) int {
 	return max(int(math.Ceil(fair-tiny)), int(math.Floor(b.factor*fair+tiny)), b.least)
 }
 
+// allot says how many of a Virtual Node's pods each domain is to hold, if pods tells how many there are of each Virtual Node,
+// on a node or without one. What does not fit under the bound is decided by Virtual Node and in an order that never changes,
+// not by who came first: the Virtual Nodes are taken one after the other, each goes as a whole to the first of its choices
+// that has room for it, and only one that finds none is divided. So two rounds of the same pods hand on the same keys, in
+// whatever order the pods come; and when a domain comes, those that overflowed go on doing so.
+//
+// vns are by rank, those that have pods among them. choices returns a Virtual Node's domains in its order, capacity what a
+// domain may hold.
+func allot(
+	vn sharding.VirtualNode, vns []sharding.VirtualNode, pods map[sharding.VirtualNode]int,
+	choices func(sharding.VirtualNode) []string, capacity func(domain string) int,
+) map[string]int {
+	room := map[string]int{}
+	left := func(domain string) int {
+		n, ok := room[domain]
+		if !ok {
+			n = capacity(domain)
+			room[domain] = n
+		}
+		return n
+	}
+	got := map[string]int{}
+	for _, other := range vns {
+		n, list := pods[other], choices(other)
+		if i := slices.IndexFunc(list, func(d string) bool { return left(d) >= n }); i >= 0 {
+			list = list[i:]
+		}
+		for _, d := range list {
+			if n == 0 {
+				break
+			}
+			if part := min(n, left(d)); part > 0 {
+				room[d] -= part
+				n -= part
+				if other == vn {
+					got[d] = part
+				}
+			}
+		}
+		if other == vn {
+			break
+		}
+	}
+	return got
+}
+
+// byRank sorts Virtual Nodes into the order in which allot takes them: that of a hash, because neighbours by number may have
+// something in common.
+func byRank(vns []sharding.VirtualNode) {
+	rank := make(map[sharding.VirtualNode]uint64, len(vns))
+	for _, vn := range vns {
+		rank[vn] = xxhash.Sum64String(vn.LabelValue())
+	}
+	slices.SortFunc(vns, func(a, b sharding.VirtualNode) int {
+		return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b))
+	})
+}
+
 // full marks the standing of a domain that holds as many pods as it may.
 const full = 1 << 40
 
-// standings says how far down each domain stands for a pod: 0 is the first choice. Domains without room come after all others.
-func standings(choices []string, hasRoom func(domain string) bool) map[string]int64 {
+// standings says how far down each domain stands for a pod: 0 is the first choice. Those that are to hold more pods of its
+// Virtual Node come first, then others that have room, and domains without room after all.
+func standings(choices []string, planned, hasRoom func(domain string) bool) map[string]int64 {
 	out := make(map[string]int64, len(choices))
 	for i, d := range choices {
 		out[d] = int64(i)
-		if !hasRoom(d) {
+		switch {
+		case !hasRoom(d):
 			out[d] += full
+		case !planned(d):
+			out[d] += int64(len(choices))
 		}
 	}
 	return out

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -30,6 +33,12 @@ type objects struct {
 	nodes        labels.Selector      // whose domains count in mode Domains
 	key          string
 	bound        bound
+
+	mu      sync.Mutex
+	domains []string // those that orders is of, sorted
+	orders  map[sharding.VirtualNode][]string
+	ranked  []sharding.VirtualNode // that have ever had pods, by rank
+	known   sets.Set[sharding.VirtualNode]
 }
 
 var _ scorer = &objects{}
@@ -43,7 +52,7 @@ func newObjects(args *configv1alpha1.VNAffinityObjects, handle fwk.Handle, group
 	o := &objects{
 		handle: handle, groups: groups, indexer: informer.GetIndexer(), lister: pods.Lister(),
 		virtualNodes: int(args.VirtualNodes), nodes: labels.SelectorFromSet(args.NodeSelector), key: args.TopologyKey,
-		bound: bound{factor: args.LoadFactor, least: int(*args.MinLoad)},
+		bound: bound{factor: args.LoadFactor, least: int(*args.MinLoad)}, known: sets.New[sharding.VirtualNode](),
 	}
 	if args.Mode == configv1alpha1.ObjectsNearOwners {
 		o.group = types.NamespacedName{Namespace: args.Namespace, Name: args.WatchGroup}
@@ -51,15 +60,21 @@ func newObjects(args *configv1alpha1.VNAffinityObjects, handle fwk.Handle, group
 	return o, nil
 }
 
-// objectIndex finds the pods that carry a Virtual Node or a hash key by the scheduler profile that they ask for.
+// objectIndex finds the pods that carry a Virtual Node or a hash key, and have not ended, by the scheduler profile that they
+// ask for and by what they carry.
 const objectIndex = "vnaffinity.objects"
 
 func objectIndexFunc(obj any) ([]string, error) {
-	if pod, ok := obj.(*corev1.Pod); ok && carries(pod) {
-		return []string{pod.Spec.SchedulerName}, nil
+	if pod, ok := obj.(*corev1.Pod); ok && carries(pod) && !ended(pod) {
+		return []string{strings.Join([]string{
+			pod.Spec.SchedulerName, pod.Annotations[sharding.AnnotationHashKey], pod.Labels[sharding.LabelVirtualNode],
+		}, separator)}, nil
 	}
 	return nil, nil
 }
+
+// separator is in no name, and in no label.
+const separator = "\x00"
 
 // carries says whether the pod carries a Virtual Node or a hash key.
 func carries(pod *corev1.Pod) bool {
@@ -71,10 +86,14 @@ func (o *objects) serves(pod *corev1.Pod) bool { return carries(pod) }
 // virtualNodeOf returns the pod's Virtual Node of v. The key goes before the label, which follows from it where both are there.
 // A label that is none of v is an error.
 func virtualNodeOf(pod *corev1.Pod, v int) (sharding.VirtualNode, error) {
-	if key := pod.Annotations[sharding.AnnotationHashKey]; key != "" {
+	return virtualNodeBy(pod.Annotations[sharding.AnnotationHashKey], pod.Labels[sharding.LabelVirtualNode], v)
+}
+
+func virtualNodeBy(key, label string, v int) (sharding.VirtualNode, error) {
+	if key != "" {
 		return sharding.VirtualNodeOf(key, v), nil
 	}
-	return sharding.ParseVirtualNode(pod.Labels[sharding.LabelVirtualNode], v)
+	return sharding.ParseVirtualNode(label, v)
 }
 
 const objectsKey = "Objects" + Name
@@ -105,11 +124,11 @@ func (o *objects) preScore(ctx context.Context, state fwk.CycleState, pod *corev
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("listing the snapshot's nodes: %w", err))
 	}
-	parts := o.domains(nodes)
+	parts := o.taking(nodes)
 	if len(parts) == 0 {
 		return fwk.NewStatus(fwk.Skip, "no domain takes part")
 	}
-	total, err := o.total(pod)
+	pods, total, err := o.census(pod, v)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
@@ -117,15 +136,19 @@ func (o *objects) preScore(ctx context.Context, state fwk.CycleState, pod *corev
 	for _, part := range parts {
 		whole += part
 	}
-	loads := o.loads(ctx, nodes, pod, parts)
-	state.Write(objectsKey, objectsState{standings(o.choices(vn, parts), func(domain string) bool {
-		return loads[domain] < o.bound.capacity(total, parts[domain], whole)
-	})})
+	capacity := func(domain string) int { return o.bound.capacity(total, parts[domain], whole) }
+	choices := o.choices(parts)
+	allotted := allot(vn, o.byRank(pods), pods, choices, capacity)
+	loads, ofIt := o.loads(ctx, nodes, pod, parts, vn, v)
+	state.Write(objectsKey, objectsState{standings(choices(vn),
+		func(domain string) bool { return ofIt[domain] < allotted[domain] },
+		func(domain string) bool { return loads[domain] < capacity(domain) },
+	)})
 	return nil
 }
 
-// domains returns the domains that take part, with their parts: what the members there own, or one for each domain.
-func (o *objects) domains(nodes []fwk.NodeInfo) map[string]int64 {
+// taking returns the domains that take part, with their parts: what the members there own, or one for each domain.
+func (o *objects) taking(nodes []fwk.NodeInfo) map[string]int64 {
 	parts := map[string]int64{}
 	if o.group.Name == "" {
 		for _, info := range nodes {
@@ -157,66 +180,115 @@ func (o *objects) domainOfMember(member string) (string, bool) {
 	return domain, ok
 }
 
-// choices returns the domains in the order in which the Virtual Node prefers them: that of its owner, then by hash. Pods of a
-// Virtual Node that nobody owns stay together by the hash.
-func (o *objects) choices(vn sharding.VirtualNode, parts map[string]int64) []string {
-	domains := slices.Collect(maps.Keys(parts))
-	choices := order(vn, domains)
+// choices returns a function that lists the domains in the order in which a Virtual Node prefers them: that of its owner, then
+// by hash. Pods of a Virtual Node that nobody owns stay together by the hash.
+func (o *objects) choices(parts map[string]int64) func(sharding.VirtualNode) []string {
+	domains := slices.Sorted(maps.Keys(parts))
+	o.mu.Lock()
+	if !slices.Equal(o.domains, domains) {
+		o.domains, o.orders = domains, map[sharding.VirtualNode][]string{}
+	}
+	orders := o.orders
+	o.mu.Unlock()
+	byHash := func(vn sharding.VirtualNode) []string {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		list, ok := orders[vn]
+		if !ok {
+			list = order(vn, domains)
+			orders[vn] = list
+		}
+		return list
+	}
 	if o.group.Name == "" {
-		return choices
+		return byHash
 	}
-	owner, ok := o.groups.owner(o.group, vn)
-	if !ok {
-		return choices
-	}
-	domain, ok := o.domainOfMember(owner)
-	if i := slices.Index(choices, domain); ok && i >= 0 {
-		choices = slices.Insert(slices.Delete(choices, i, i+1), 0, domain)
-	}
-	return choices
-}
-
-// total is how many pods of the profile carry a Virtual Node or a hash key, with a node or without: what waits is about to be
-// placed, and a bound by what is placed alone would scatter the first pods of many.
-func (o *objects) total(pod *corev1.Pod) (int, error) {
-	objs, err := o.indexer.ByIndex(objectIndex, pod.Spec.SchedulerName)
-	if err != nil {
-		return 0, fmt.Errorf("listing the pods with Virtual Nodes: %w", err)
-	}
-	total := 0
-	for _, obj := range objs {
-		if !ended(obj.(*corev1.Pod)) {
-			total++
+	owners := o.groups.ownersOf(o.group)
+	of := map[string]string{}
+	for _, owner := range owners {
+		if _, ok := of[owner]; !ok {
+			of[owner], _ = o.domainOfMember(owner)
 		}
 	}
-	return max(total, 1), nil
+	return func(vn sharding.VirtualNode) []string {
+		list := byHash(vn)
+		if i := slices.Index(list, of[owners[vn]]); i > 0 {
+			list = slices.Concat(list[i:i+1], list[:i], list[i+1:])
+		}
+		return list
+	}
 }
 
-// loads counts the pods in each domain, assumed ones included.
+// byRank returns Virtual Nodes by rank, all that have pods among them.
+func (o *objects) byRank(pods map[sharding.VirtualNode]int) []sharding.VirtualNode {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var fresh []sharding.VirtualNode
+	for vn := range pods {
+		if !o.known.Has(vn) {
+			o.known.Insert(vn)
+			fresh = append(fresh, vn)
+		}
+	}
+	if len(fresh) > 0 {
+		o.ranked = slices.Concat(o.ranked, fresh)
+		byRank(o.ranked)
+	}
+	return o.ranked
+}
+
+// census counts the pods of the profile by Virtual Node of v, and all that carry one or a hash key, with a node or without:
+// what waits is about to be placed, and a bound by what is placed alone would scatter the first pods of many.
+func (o *objects) census(pod *corev1.Pod, v int) (pods map[sharding.VirtualNode]int, total int, err error) {
+	pods = map[sharding.VirtualNode]int{}
+	for _, value := range o.indexer.ListIndexFuncValues(objectIndex) {
+		carried, ok := strings.CutPrefix(value, pod.Spec.SchedulerName+separator)
+		if !ok {
+			continue
+		}
+		names, err := o.indexer.IndexKeys(objectIndex, value)
+		if err != nil {
+			return nil, 0, fmt.Errorf("listing the pods with Virtual Nodes: %w", err)
+		}
+		total += len(names)
+		at := strings.LastIndex(carried, separator)
+		if vn, err := virtualNodeBy(carried[:at], carried[at+1:], v); err == nil {
+			pods[vn] += len(names)
+		}
+	}
+	return pods, max(total, 1), nil
+}
+
+// loads counts the pods in each domain, assumed ones included: all, and those of the Virtual Node vn of v.
 func (o *objects) loads(
-	ctx context.Context, nodes []fwk.NodeInfo, pod *corev1.Pod, parts map[string]int64,
-) map[string]int {
-	counters := make(map[string]*atomic.Int64, len(parts))
+	ctx context.Context, nodes []fwk.NodeInfo, pod *corev1.Pod, parts map[string]int64, vn sharding.VirtualNode, v int,
+) (all, ofIt map[string]int) {
+	type counter struct{ all, ofIt atomic.Int64 }
+	counters := make(map[string]*counter, len(parts))
 	for domain := range parts {
-		counters[domain] = &atomic.Int64{}
+		counters[domain] = &counter{}
 	}
 	o.handle.Parallelizer().Until(ctx, len(nodes), func(i int) {
-		counter := counters[nodes[i].Node().Labels[o.key]]
-		if counter == nil {
+		c := counters[nodes[i].Node().Labels[o.key]]
+		if c == nil {
 			return
 		}
 		for _, info := range nodes[i].GetPods() {
 			other := info.GetPod()
-			if other.Spec.SchedulerName == pod.Spec.SchedulerName && carries(other) && !ended(other) {
-				counter.Add(1)
+			if other.Spec.SchedulerName != pod.Spec.SchedulerName || !carries(other) || ended(other) {
+				continue
+			}
+			c.all.Add(1)
+			if its, err := virtualNodeOf(other, v); err == nil && its == vn {
+				c.ofIt.Add(1)
 			}
 		}
 	}, Name)
-	loads := make(map[string]int, len(counters))
-	for domain, counter := range counters {
-		loads[domain] = int(counter.Load())
+	all, ofIt = make(map[string]int, len(counters)), make(map[string]int, len(counters))
+	for domain, c := range counters {
+		all[domain], ofIt[domain] = int(c.all.Load()), int(c.ofIt.Load())
 	}
-	return loads
+	return all, ofIt
 }
 
 func objectsStateOf(state fwk.CycleState) (objectsState, *fwk.Status) {
