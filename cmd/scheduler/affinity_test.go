@@ -139,22 +139,39 @@ func addNodes(t *testing.T, c client.Client, n int, name func(i int) string, lab
 	}
 }
 
-// bound waits until every pod of that scheduler in the namespace has a node, and returns the nodes by the pods' names.
+// bound waits until every pod of that scheduler in the namespace has a node, and returns the nodes by the pods' names. It is
+// patient as long as there are ever more of them. A list of thousands of pods takes from what it waits for, and is made the
+// more seldom.
 func bound(t *testing.T, c client.Client, p *process, ns, scheduler string, n int) map[string]string {
 	t.Helper()
-	nodes := map[string]string{}
-	eventually(t, p, fmt.Sprintf("%d pods of %s have a node", n, scheduler), func(ctx context.Context) (bool, error) {
+	for have, last := 0, time.Now(); ; {
+		started := time.Now()
 		var list corev1.PodList
-		err := c.List(ctx, &list, client.InNamespace(ns))
-		clear(nodes)
+		if err := c.List(t.Context(), &list, client.InNamespace(ns)); err != nil {
+			t.Fatal(err)
+		}
+		nodes := map[string]string{}
 		for _, pod := range list.Items {
 			if pod.Spec.SchedulerName == scheduler && pod.Spec.NodeName != "" {
 				nodes[pod.Name] = pod.Spec.NodeName
 			}
 		}
-		return len(nodes) == n, err
-	})
-	return nodes
+		if len(nodes) == n {
+			return nodes
+		}
+		if len(nodes) != have {
+			have, last = len(nodes), time.Now()
+		}
+		if time.Since(last) > patience {
+			t.Fatalf("%d of %d pods of %s have a node", have, n, scheduler)
+		}
+		select {
+		case err := <-p.done:
+			p.done <- err
+			t.Fatalf("the scheduler ended: %v", err)
+		case <-time.After(max(50*time.Millisecond, 4*time.Since(started))):
+		}
+	}
 }
 
 // Ninety nodes in three zones, one of them three times as large. Twelve members own very different numbers of Virtual Nodes.
@@ -237,36 +254,62 @@ func optimum(sizes []int, n int) int {
 }
 
 // 500 hash keys over 12 racks, then over 13: the second round is another profile with the same args, as if all pods were made
-// again. The pods are there before the scheduler is. DROVER_AFFINITY_PODS sets how many there are in each round.
+// again. The pods are there before the scheduler is, or come while it runs. DROVER_AFFINITY_PODS sets how many there are in
+// each round. Of few pods that trickle in more differ, so that this needs the full size, 5000.
 func TestPodsOfOneKeyShareARack(t *testing.T) {
-	const keys, perRack = 500, 10
 	pods := 1000
 	if n, err := strconv.Atoi(os.Getenv("DROVER_AFFINITY_PODS")); err == nil && n > 0 {
 		pods = n
 	}
+	t.Run("known", func(t *testing.T) { oneKeyOneRack(t, "known", pods, false) })
+	t.Run("trickling", func(t *testing.T) {
+		if pods < 5000 {
+			t.Skip("DROVER_AFFINITY_PODS is below 5000")
+		}
+		oneKeyOneRack(t, "trickling", pods, true)
+	})
+}
+
+func oneKeyOneRack(t *testing.T, prefix string, pods int, trickle bool) {
+	const keys, perRack = 500, 10
 	c, ns := fastClient(t)
-	node := func(i int) string { return fmt.Sprintf("rack-%02d-%d", i/perRack, i%perRack) }
-	rackOf := func(node string) string { return node[:len("rack-00")] }
-	label := func(i int) map[string]string { return map[string]string{"example.com/rack": rackOf(node(i))} }
-	place := func(scheduler string, racks int) (map[string]string, float64) {
-		inParallel(t, pods, func(i int) error {
-			o := pod(ns, fmt.Sprintf("%s-%04d", scheduler, i), "1m")
-			o.Spec.SchedulerName = scheduler
-			o.Annotations = map[string]string{sharding.AnnotationHashKey: fmt.Sprintf("key-%03d", i%keys)}
-			return c.Create(t.Context(), o)
-		})
+	rack := func(i int) string { return fmt.Sprintf("rack-%02d", i/perRack) }
+	node := func(i int) string { return fmt.Sprintf("%s-%s-%d", prefix, rack(i), i%perRack) }
+	label := func(i int) map[string]string { return map[string]string{"example.com/rack": rack(i)} }
+	place := func(scheduler string, racks int) (map[int]string, float64) {
+		create := func() {
+			inParallel(t, pods, func(i int) error {
+				o := pod(ns, fmt.Sprintf("%s-%04d", scheduler, i), "1m")
+				o.Spec.SchedulerName = scheduler
+				o.Annotations = map[string]string{sharding.AnnotationHashKey: fmt.Sprintf("key-%03d", i%keys)}
+				return c.Create(t.Context(), o)
+			})
+		}
+		if !trickle {
+			create()
+		}
 		p := startScheduler(t, affinityConfig(t, "objects: {mode: Domains, topologyKey: example.com/rack}", scheduler))
 		defer p.stop(t)
-		placed, load, byKey := map[string]string{}, map[string]int{}, map[int]map[string]int{}
+		if trickle {
+			o := pod(ns, scheduler+"-first", "1m")
+			o.Spec.SchedulerName = "stock"
+			if err := c.Create(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			bound(t, c, p, ns, "stock", racks-11) // it runs
+			create()
+		}
+		placed, load, byKey := map[int]string{}, map[string]int{}, map[int]map[string]int{}
 		for name, node := range bound(t, c, p, ns, scheduler, pods) {
 			var i int
 			fmt.Sscanf(name, scheduler+"-%d", &i)
-			placed[strconv.Itoa(i)] = rackOf(node)
-			load[rackOf(node)]++
+			rack := node[len(prefix+"-"):len(prefix+"-rack-00")]
+			placed[i] = rack
+			load[rack]++
 			if byKey[i%keys] == nil {
 				byKey[i%keys] = map[string]int{}
 			}
-			byKey[i%keys][rackOf(node)]++
+			byKey[i%keys][rack]++
 		}
 		together := 0
 		for _, in := range byKey {
