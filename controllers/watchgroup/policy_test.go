@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
@@ -19,8 +20,7 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	e := deploy(t, all, nil).guarded()
 	o := e.create(e.object(parentKind, "p", optIn))
 	want := read(o)
-	err := e.relabel(o, "99")
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), sharding.LabelVirtualNode) ||
+	if err := e.relabel(o, "99"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), sharding.LabelVirtualNode) ||
 		!strings.Contains(err.Error(), want.virtualNode) {
 		t.Errorf("an edit ended with %v", err)
 	}
@@ -38,6 +38,15 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	}
 	if got := read(e.get(o)); got != want || o.GetLabels()["mine"] != "kept" {
 		t.Errorf("it carries %v, want %v", o.GetLabels(), want)
+	}
+	config := rest.CopyConfig(apiServer)
+	config.Impersonate = rest.ImpersonationConfig{UserName: coordinatorUser, Groups: []string{"system:authenticated"}}
+	coordinator, err := client.New(config, client.Options{Scheme: testScheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := coordinator.Patch(t.Context(), e.get(o).DeepCopy(), bucket, client.DryRunAll); err != nil {
+		t.Errorf("the audit may not mend labels: %v", err)
 	}
 	stranger := e.create(e.object(parentKind, "stranger", nil))
 	if err := e.relabel(stranger, "5"); err != nil {

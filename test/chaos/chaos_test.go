@@ -61,14 +61,20 @@ func TestChaosExclusive(t *testing.T) {
 	c.rage(s)
 	c.quiet()
 	records := c.history()
+	c.report(records, check(records))
+}
+
+// report fails the test for violations, and shows the first of each invariant.
+func (c *cluster) report(records []history.Record, violations []history.Violation) {
+	c.t.Helper()
 	count := make(map[history.Invariant]int)
-	for _, v := range check(records) {
+	for _, v := range violations {
 		if count[v.Invariant]++; count[v.Invariant] <= 3 {
-			t.Errorf("%s\n%s", v, around(records, v))
+			c.t.Errorf("%s\n%s", v, around(records, v))
 		}
 	}
 	if len(count) > 0 {
-		t.Errorf("violations of each invariant: %v", count)
+		c.t.Errorf("violations of each invariant: %v", count)
 	}
 }
 

@@ -85,8 +85,9 @@ type cluster struct {
 	admission    admission
 	members      []*member
 	coordinators []*program
-	coordinator  string // the kubeconfig of all coordinators
-	controller   string // that of all members, but for the address
+	coordinator  string        // the kubeconfig of all coordinators
+	controller   string        // that of all members, but for the address
+	work         time.Duration // of a reconcile, besides its requests
 	ending       atomic.Bool
 	begun        time.Time // when rights were given
 }
@@ -96,11 +97,12 @@ type options struct {
 	members      int
 	coordinators int
 	apiServer    map[string][]string
+	work         time.Duration
 }
 
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
-	c := &cluster{t: t}
+	c := &cluster{t: t, work: o.work}
 	var err error
 	if c.bin, err = programs(); err != nil {
 		t.Fatal(err)

@@ -10,24 +10,28 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	v1alpha1 "github.com/drover-sh/drover/examples/parentchild/api/v1alpha1"
+	"github.com/drover-sh/drover/examples/parentchild/recording"
 )
 
 // A lagger stands before the API server and lets a member's watches of Parents and Children fall behind, as those of an API
-// server do whose watch cache does. Everything else passes at once: what the member is told to do, its lists, its writes.
+// server do whose watch cache does. Everything else passes at once: what the member is told to do, its lists, its writes. A
+// list of what the watch cache has (resourceVersion "0") is answered as by another API server, which is further behind.
 type lagger struct {
 	listener net.Listener
+	store    *store
 
 	mu    sync.Mutex
 	delay time.Duration
 }
 
-func newLagger(t *testing.T, target *url.URL, ca []byte, cert, key string) *lagger {
+func newLagger(t *testing.T, target *url.URL, ca []byte, cert, key string, s *store) *lagger {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -37,15 +41,18 @@ func newLagger(t *testing.T, target *url.URL, ca []byte, cert, key string) *lagg
 	if !roots.AppendCertsFromPEM(ca) {
 		t.Fatal("no certificate of the API server's authority")
 	}
-	l := &lagger{listener: listener}
+	l := &lagger{listener: listener, store: s}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
 	server := &http.Server{
 		ErrorLog: log.New(io.Discard, "", 0),
 		Handler: &httputil.ReverseProxy{
-			Transport:      transport,
-			FlushInterval:  -1, // each event at once
-			ErrorLog:       log.New(io.Discard, "", 0),
-			Rewrite:        func(r *httputil.ProxyRequest) { r.SetURL(target) },
+			Transport:     transport,
+			FlushInterval: -1, // each event at once
+			ErrorLog:      log.New(io.Discard, "", 0),
+			Rewrite: func(r *httputil.ProxyRequest) {
+				r.SetURL(target)
+				l.age(r.Out)
+			},
 			ModifyResponse: l.slow,
 			// There is no answer where the API server gives none.
 			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
@@ -80,11 +87,33 @@ func (l *lagger) lag() time.Duration {
 }
 
 func (l *lagger) slow(r *http.Response) error {
-	q := r.Request.URL.Query().Get("watch")
-	if (q == "true" || q == "1") && strings.Contains(r.Request.URL.Path, "/"+v1alpha1.GroupVersion.Group+"/") {
+	if watches(r.Request) && ofGroup(r.Request) {
 		r.Body = newLate(r.Body, l.lag)
 	}
 	return nil
+}
+
+// age makes a list of what a watch cache has one of what there was longer ago than a Lease lasts: what somebody wrote who
+// has died since is not in it.
+func (l *lagger) age(r *http.Request) {
+	q, lag := r.URL.Query(), l.lag()
+	if lag == 0 || q.Get("resourceVersion") != "0" || watches(r) || !ofGroup(r) {
+		return
+	}
+	if revision := l.store.revisionAt(recording.Now() - lag - 2*leaseDuration); revision > 0 {
+		q.Set("resourceVersion", strconv.FormatInt(revision, 10))
+		q.Set("resourceVersionMatch", "Exact")
+		r.URL.RawQuery = q.Encode()
+	}
+}
+
+func watches(r *http.Request) bool {
+	q := r.URL.Query().Get("watch")
+	return q == "true" || q == "1"
+}
+
+func ofGroup(r *http.Request) bool {
+	return strings.Contains(r.URL.Path, "/"+v1alpha1.GroupVersion.Group+"/")
 }
 
 // late is a body that arrives in the order of its bytes, each a while after it was sent.

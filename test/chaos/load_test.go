@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -102,6 +103,22 @@ func (u *users) act(ctx context.Context, n int) {
 			return u.c.client.Patch(ctx, &p, client.MergeFrom(before))
 		})
 	}
+}
+
+// hurry changes one Parent after the other, a few at a time, as fast as the API server lets it, until ctx ends.
+func (u *users) hurry(ctx context.Context) {
+	const atATime = 4
+	var wait sync.WaitGroup
+	for first := range atATime {
+		wait.Go(func() {
+			for n := first; ctx.Err() == nil; n += atATime {
+				p := &v1alpha1.Parent{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: u.names[n%len(u.names)]}}
+				patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"value":"hurry %d"}}`, n))
+				_ = u.c.client.Patch(ctx, p, patch)
+			}
+		})
+	}
+	wait.Wait()
 }
 
 // complete complains while a Parent has not exactly one Child with its value, or a Child not its Parent.

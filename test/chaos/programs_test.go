@@ -131,7 +131,7 @@ func (c *cluster) newMember(i int) *member {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	m := &member{lag: newLagger(c.t, api, c.cp.Config().CAData, c.admission.cert(), c.admission.key())}
+	m := &member{lag: newLagger(c.t, api, c.cp.Config().CAData, c.admission.cert(), c.admission.key(), c.store)}
 	m.link = newLink(c.t, m.lag.address())
 	name := fmt.Sprintf("member-%d", i)
 	config, err := clientcmd.LoadFromFile(c.controller)
@@ -148,7 +148,7 @@ func (c *cluster) newMember(i int) *member {
 	m.program = &program{c: c, name: name, spec: func(life int) process.Spec {
 		return process.Spec{Name: name, Path: filepath.Join(c.bin, "parentchild"), Args: []string{
 			"controller", "--kubeconfig", kubeconfig, "--watch-group", groupName, "--namespace", namespace, "--member", name,
-			"--record", m.record(life), "--qps", "-1", "--leave-timeout", "10s",
+			"--record", m.record(life), "--qps", "-1", "--leave-timeout", "10s", "--work", c.work.String(),
 		}}
 	}}
 	m.start()

@@ -108,6 +108,22 @@ func (s *store) revision() int64 {
 	return s.landings[len(s.landings)-1].Revision
 }
 
+// revisionAt is that of the last landing that had been seen by then, 0 if there was none.
+func (s *store) revisionAt(then time.Duration) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(s.landings, then, func(l recording.Landing, then time.Duration) int {
+		if l.Seen <= then {
+			return -1
+		}
+		return 1
+	})
+	if i == 0 {
+		return 0
+	}
+	return s.landings[i-1].Revision
+}
+
 // writesSince counts the landings of Parents and Children after a revision.
 func (s *store) writesSince(revision int64) (n int) {
 	s.mu.Lock()

@@ -79,6 +79,21 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 	if len(granted) == 0 {
 		t.Fatal("no rights at all: is the role bound under another name?")
 	}
+	for _, fault := range faultsOf(role, used, granted) {
+		t.Error(fault)
+	}
+	if t.Failed() {
+		var lines []string
+		for _, u := range used {
+			lines = append(lines, u.String())
+		}
+		slices.Sort(lines)
+		t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
+	}
+}
+
+// faultsOf says what of a role is too wide for what was done by it, and which of its excuses are none.
+func faultsOf(role string, used, granted []right) (faults []string) {
 	for _, g := range granted {
 		key := role + ": " + g.String()
 		_, excused := unusedButNeeded[key]
@@ -96,20 +111,54 @@ func expectUsed(t *testing.T, role string, used, granted []right) {
 		switch {
 		case usedByChance[key] != "":
 		case len(uses) == 0 && !excused:
-			t.Errorf("nothing uses %q", g)
+			faults = append(faults, fmt.Sprintf("nothing uses %q", g))
 		case len(uses) > 0 && excused:
-			t.Errorf("%q is used: it needs no excuse any more", key)
+			faults = append(faults, fmt.Sprintf("%q is used: it needs no excuse any more", key))
 		case len(uses) > 0 && g.namespace == "" && !elsewhere:
-			t.Errorf("%q is used in %s only: a Role there is enough", g, system)
+			faults = append(faults, fmt.Sprintf("%q is used in %s only: a Role there is enough", g, system))
 		}
 	}
-	if t.Failed() {
-		var lines []string
-		for _, u := range used {
-			lines = append(lines, u.String())
-		}
-		slices.Sort(lines)
-		t.Logf("it did use:\n  %s", strings.Join(lines, "\n  "))
+	return faults
+}
+
+// A role that is wider than what is done by it is noticed, whatever makes it so.
+func TestARoleThatIsTooWideIsNoticed(t *testing.T) {
+	allow := func(verb, namespace string) right { return right{verb: verb, resource: "pods", namespace: namespace} }
+	named := func(name string) right { return right{verb: "get", resource: "pods", namespace: system, name: name} }
+	nodes, other := right{verb: "get", resource: "nodes"}, right{verb: "get", group: "a", resource: "pods"}
+	pods := allow("get", "")
+	for name, test := range map[string]struct {
+		used, granted []right
+		want          string // a part of the one fault, "" for none
+	}{
+		"what is done is granted":     {[]right{allow("get", "x")}, []right{pods}, ""},
+		"a verb that nothing uses":    {[]right{allow("get", "x")}, []right{pods, allow("delete", "")}, `"delete pods"`},
+		"another resource":            {[]right{nodes}, []right{nodes, pods}, `"get pods"`},
+		"another API group":           {[]right{other}, []right{pods}, `"get pods"`},
+		"a subresource":               {[]right{allow("get", "x")}, []right{pods, {verb: "get", resource: "pods/status"}}, "pods/status"},
+		"everywhere, used in one":     {[]right{allow("get", system)}, []right{pods}, "a Role there is enough"},
+		"a Role there":                {[]right{allow("get", system)}, []right{allow("get", system)}, ""},
+		"a Role there, and all else":  {[]right{allow("get", system)}, []right{allow("get", system), pods}, `nothing uses "get pods"`},
+		"the wrong namespace":         {[]right{allow("get", "x")}, []right{allow("get", system)}, "in " + system},
+		"the name of another":         {[]right{named("drover-a")}, []right{named("drover-b")}, "drover-b"},
+		"a list, where it is a watch": {[]right{allow("watch", "x")}, []right{allow("list", ""), allow("watch", "")}, ""},
+		"a list without a watch":      {[]right{allow("list", "x")}, []right{allow("list", "")}, `"watch pods"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			faults := faultsOf("role", test.used, test.granted)
+			if test.want == "" && len(faults) == 0 || test.want != "" && len(faults) == 1 && strings.Contains(faults[0], test.want) {
+				return
+			}
+			t.Errorf("faults %q, want one with %q", faults, test.want)
+		})
+	}
+	const needless = "drover-manager: patch events.events.k8s.io"
+	event := right{verb: "patch", group: "events.k8s.io", resource: "events", namespace: "x"}
+	everywhere := event
+	everywhere.namespace = ""
+	faults := faultsOf("drover-manager", []right{event}, []right{everywhere})
+	if len(faults) != 1 || !strings.Contains(faults[0], needless) {
+		t.Errorf("an excuse that is none: %q, want %q to be named", faults, needless)
 	}
 }
 
