@@ -1,0 +1,5 @@
+//go:build race
+
+package vnaffinity
+
+const underRace = true
