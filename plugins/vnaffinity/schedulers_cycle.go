@@ -61,14 +61,12 @@ func (p *VNAffinity) PreEnqueue(_ context.Context, pod *corev1.Pod) *fwk.Status 
 		return nil
 	}
 	s.mu.RLock()
-	known := s.pods[pod.UID] != nil
-	w := s.waiting(pod)
-	held, holder := s.holds(w), s.holder(w)
+	held := s.holds(s.waiting(pod))
 	s.mu.RUnlock()
-	if !held && !known {
-		held, holder = s.turnAway(pod)
+	if held {
+		return nil
 	}
-	if !held {
+	if held, holder := s.turnAway(pod); !held {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "waits at "+holder)
 	}
 	return nil

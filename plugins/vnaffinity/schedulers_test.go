@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -800,5 +801,88 @@ func TestANodeThatTheSnapshotDoesNotShowIsNotTakenUp(t *testing.T) {
 	r.cycle(at("n0", "p", "1"))
 	if !s.ownNodes().Has("late") {
 		t.Error("it is never taken up")
+	}
+}
+
+// A Virtual Node that was lost and has come back is looked at anew: others may have bound to its nodes meanwhile.
+func TestANodeThatComesBackIsLookedAtAnew(t *testing.T) {
+	r := newReplica(t)
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0", "n1"}) {
+		t.Fatalf("fits on %v", fits)
+	}
+	bound := at("n1", "bound", "4")
+	bound.Spec.NodeName = "n1"
+	if err := r.known.Add(bound); err != nil {
+		t.Fatal(err)
+	}
+	r.seat.lose()
+	r.seat.gain("n0", "n1") // before anybody looked
+	r.plugin.schedulers.look()
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0"}) {
+		t.Errorf("fits on %v: the scheduler's cache does not show what was bound to n1", fits)
+	}
+}
+
+// A pod that fits nowhere is tried again when nodes have gone from one replica to another.
+func TestAPodThatFitsNowhereIsTriedAgainWhenNodesMove(t *testing.T) {
+	r := newReplica(t)
+	r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+	r.cycle(at("n0", "p", "1"))
+	s := r.plugin.schedulers
+	s.look()
+	if r.wasActivated("p") {
+		t.Error("it is tried again, and nothing has changed")
+	}
+	r.seat.give("c", "n5")
+	r.seat.give("c")
+	s.look()
+	if !r.wasActivated("p") {
+		t.Error("it is not tried again")
+	}
+}
+
+// All have refused the pod, and it seems to fit all the same: another round begins by itself.
+func TestAnotherRoundBeginsByItself(t *testing.T) {
+	pod := at("n0", "p", "1")
+	pod.Annotations[AnnotationReplica] = hop{To: "a", Refused: []string{"b", "c"}, Epoch: 1}.String()
+	r := newReplica(t, pod)
+	r.fill("n0", "n1", "n4", "n5")
+	if _, _, status := r.cycle(pod); !strings.Contains(status.Message(), "seems to fit on a node of scheduler b") || capacity.RefusedByAll(status.Message()) {
+		t.Errorf("PostFilter: %v", status)
+	}
+	done := make(chan bool)
+	go func() { done <- r.plugin.schedulers.moveNext(t.Context()) }()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it rests")
+	}
+	moved, err := r.client.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := hopOf(moved); h == nil || h.To != "b" || h.Again != 1 || !slices.Equal(h.Refused, []string{"a"}) {
+		t.Errorf("the pod carries %v", h)
+	}
+}
+
+// A pod that waits at Permit, as members of gangs do, does not keep its node's Virtual Node from going.
+func TestAPodThatWaitsAtPermitLetsItsNodeGo(t *testing.T) {
+	r := newReplica(t)
+	for _, node := range []string{"n0", "n1"} {
+		pod := at("n0", "on-"+node, "1")
+		pod.Spec.NodeName = node
+		r.framework.AddWaitingPod(pod, map[string]time.Duration{"Gang": 20 * time.Second})
+	}
+	r.seat.draining = vnsOf("n0")
+	r.plugin.schedulers.look()
+	gone := at("n0", "on-n0", "1")
+	if status := r.framework.WaitOnPermit(t.Context(), gone); status.IsSuccess() || capacity.RefusedByAll(status.Message()) {
+		t.Errorf("%v", status)
+	}
+	left := 0
+	r.framework.IterateOverWaitingPods(func(fwk.WaitingPod) { left++ })
+	if left != 1 {
+		t.Errorf("%d pods wait on, want the one whose node stays", left)
 	}
 }
