@@ -130,6 +130,8 @@ type waiting struct {
 	hop  *hop
 	// next is where it is being handed on to, nil if it is not. later becomes next if the pod has found no node by then.
 	next, later *hop
+	// tried are the names of the nodes that the last cycle here let other plugins look at.
+	tried sets.Set[string]
 	// last is set if this replica has found that the pod fits nowhere.
 	last bool
 	// stalls counts the attempts that found nodes unsettled since who owns what has changed.

@@ -110,6 +110,7 @@ func (s *schedulers) preFilter(
 	}
 	c.unsettled = !s.verify(nodes)
 	c.own, c.upTo = s.ownNodes(), s.upTo
+	c.pod.tried = c.own
 	return &fwk.PreFilterResult{NodeNames: c.own}, nil
 }
 
@@ -350,7 +351,7 @@ func (s *schedulers) events() []fwk.ClusterEventWithHint {
 				if !ok {
 					return fwk.QueueSkip, nil
 				}
-				return s.hint(pod, before == nil || s.untried(node.Name)), nil
+				return s.hint(pod, before == nil || s.untried(pod, node.Name)), nil
 			},
 		},
 		{
@@ -395,7 +396,7 @@ func (s *schedulers) helps(pod *corev1.Pod, before, after any) bool {
 	case hasRules(pod):
 		return true
 	}
-	return then != nil && s.untried(now.Spec.NodeName)
+	return then != nil && s.untried(pod, now.Spec.NodeName)
 }
 
 // hasRules reports whether it matters to the pod where other pods are.
@@ -412,11 +413,13 @@ func hasVolumeClaims(pod *corev1.Pod) bool {
 
 func hasResourceClaims(pod *corev1.Pod) bool { return len(pod.Spec.ResourceClaims) > 0 }
 
-// untried reports whether a node is another replica's, as far as scheduling cycles go.
-func (s *schedulers) untried(node string) bool {
+// untried reports whether the pod's last cycle let no other plugin look at the node: it was another replica's, or the scheduler
+// knew of it before this plugin did.
+func (s *schedulers) untried(pod *corev1.Pod, node string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return !s.verified.Has(s.virtualNodeOfNode(node))
+	w := s.pods[pod.UID]
+	return w == nil || !w.tried.Has(node)
 }
 
 func (s *schedulers) hint(pod *corev1.Pod, helps bool) fwk.QueueingHint {

@@ -554,9 +554,19 @@ func TestAHopOfYesterdayIsNotWritten(t *testing.T) {
 
 // A pod is woken by what happens where its last cycle did not look. Where it looked, the plugins that turned it down hear of it.
 func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
-	r := newReplica(t)
-	r.cycle(at("n0", "p", "1")) // verifies
-	mine, others := at("n0", "mine", "1"), at("n2", "others", "1")
+	mine, others, early := at("n0", "mine", "1"), at("n2", "others", "1"), at("n0", "early", "1")
+	r := newReplica(t, mine, early)
+	s := r.plugin.schedulers
+	s.mu.Lock()
+	vn := s.nodes["n1"]
+	delete(s.nodes, "n1") // the scheduler's cache was told of it first
+	s.own = nil
+	s.mu.Unlock()
+	r.cycle(early)
+	s.mu.Lock()
+	s.nodes["n1"], s.own = vn, nil
+	s.mu.Unlock()
+	r.cycle(mine)
 	choosy := st.MakePod().Namespace("ns").Name("choosy").UID("choosy").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
 		PodAffinityExists("app", "zone", st.PodAffinityWithRequiredReq).Obj()
 	stored := at("n0", "stored", "1")
@@ -576,6 +586,7 @@ func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 		want       fwk.QueueingHint
 	}{
 		{"another's node has changed", fwk.Node, fwk.UpdateNodeAllocatable, mine, node("n2"), node("n2"), fwk.Queue},
+		{"an own node has changed that the plugin had not heard of", fwk.Node, fwk.UpdateNodeTaint, early, node("n1"), node("n1"), fwk.Queue},
 		{"an own node has changed", fwk.Node, fwk.UpdateNodeTaint, mine, node("n0"), node("n0"), fwk.QueueSkip},
 		{"another's node has come", fwk.Node, fwk.Add, mine, nil, node("n2"), fwk.Queue},
 		// There may have been none to try before.
@@ -597,7 +608,7 @@ func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 		{"devices have come for others", fwk.ResourceSlice, fwk.Add, mine, nil, nil, fwk.QueueSkip},
 	} {
 		got := fwk.QueueSkip
-		for _, e := range r.plugin.schedulers.events() {
+		for _, e := range s.events() {
 			if e.Event.Resource != test.resource || e.Event.ActionType&test.action == 0 {
 				continue
 			}
