@@ -16,12 +16,9 @@ import (
 	"github.com/drover-sh/drover/sharding/history"
 )
 
-// Each guard of a handoff is needed: while every member is at work all the time and all watches are a second late, one leaves,
-// comes back, and is stopped for longer than its Lease.
-//   - Without the barrier the next owner does not see what the last one wrote after it had been listed.
-//   - Without the wait for what is under way the last owner goes on in what it has given up.
-//   - Without the guard it does so when it wakes up.
-//   - With a list of what the watch cache has the next owner does not see what it wrote before it was stopped.
+// A handoff in a hurry: while every member is at work all the time and all watches are a second late, one leaves, comes back,
+// and is stopped for longer than its Lease. Without the barrier the next owner does not see what the last one wrote after it
+// had been listed, and without the wait for what is under way the last owner goes on in what it has given up.
 func TestHandoffsInAHurry(t *testing.T) {
 	c := start(t, options{handoff: lbv1alpha1.HandoffExclusive, members: 2, coordinators: 1, work: 100 * time.Millisecond})
 	u := newUsers(c, 1)

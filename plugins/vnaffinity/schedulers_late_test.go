@@ -1,0 +1,239 @@
+package vnaffinity
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	fwk "k8s.io/kube-scheduler/framework"
+	st "k8s.io/kubernetes/pkg/scheduler/testing"
+
+	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/sharding"
+)
+
+// A version of a pod that is older than the one at hand does not take a hop back.
+func TestOldNewsIsNoNews(t *testing.T) {
+	r := newReplica(t)
+	s := r.plugin.schedulers
+	pod := at("n0", "p", "1")
+	pod.ResourceVersion = "10"
+	s.podSeen(pod)
+	moved := pod.DeepCopy()
+	moved.ResourceVersion = "20"
+	moved.Annotations[AnnotationReplica] = hop{To: "b"}.String()
+	s.podSeen(moved)
+	s.podSeen(pod)
+	if status := r.plugin.PreEnqueue(t.Context(), pod); status.IsSuccess() {
+		t.Error("the hop was forgotten")
+	}
+	if got := len(s.pods); got != 1 || s.pods[types.UID("p")].hop.To != "b" {
+		t.Errorf("%d pods", got)
+	}
+}
+
+// The replica that a pod is handed on to goes while the hop is being written: the pod is at home again, and nobody else will
+// say so.
+func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
+	pod := at("n0", "p", "1")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1")
+	r.cycle(pod)
+	s := r.plugin.schedulers
+	_, h, _ := s.moving(pod.UID)
+	if h == nil {
+		t.Fatal("it stays")
+	}
+	delete(r.seat.peers, h.To)
+	s.look()
+	moved := pod.DeepCopy()
+	moved.Annotations[AnnotationReplica] = h.String()
+	if !s.hasMoved(pod.UID, moved) {
+		t.Error("it is forgotten")
+	}
+	if status := r.plugin.PreEnqueue(t.Context(), moved); !status.IsSuccess() {
+		t.Errorf("it is not admitted: %v", status)
+	}
+}
+
+// The queue hears of a pod before this plugin's own handler does. If the pod's Virtual Node comes to be served in between,
+// nobody else would let it in.
+func TestAPodThatIsTurnedAwayBeforeItIsKnownIsLetIn(t *testing.T) {
+	r := newReplica(t)
+	pod := at("n5", "p", "1")
+	if err := r.known.Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.plugin.PreEnqueue(t.Context(), pod); s.IsSuccess() {
+		t.Fatal("its home is not here yet")
+	}
+	r.seat.gain("n5")
+	r.plugin.schedulers.look()
+	r.plugin.schedulers.podSeen(pod)
+	if !r.wasActivated("p") {
+		t.Error("it was forgotten")
+	}
+	// One that the informer does not have any more will never be told to be over.
+	gone := at("n2", "gone", "1")
+	r.plugin.PreEnqueue(t.Context(), gone)
+	if r.plugin.schedulers.pods[gone.UID] != nil {
+		t.Error("a pod that is gone is kept for ever")
+	}
+}
+
+// A pod may have been tried before this plugin's own handler hears of it. It moves on all the same.
+func TestAPodThatIsTriedBeforeItIsKnownMovesOn(t *testing.T) {
+	pod := at("n0", "p", "1")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1")
+	if err := r.known.Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, status := r.attempt(pod); !strings.Contains(status.Message(), "moves on to b") {
+		t.Errorf("PostFilter: %v %q", status, status.Message())
+	}
+	r.plugin.schedulers.podSeen(pod)
+	if _, h, _ := r.plugin.schedulers.moving(pod.UID); h == nil {
+		t.Error("it is forgotten")
+	}
+}
+
+// An informer that was cut off shows a pod that was deleted, and made again under its name, as one that has changed.
+func TestAPodThatIsMadeAgainEndsTheOneBefore(t *testing.T) {
+	old := at("n0", "p", "1")
+	old.ResourceVersion = "7"
+	r := newReplica(t, old)
+	state, w := reserved(t, r, old)
+	if s := r.plugin.Bind(t.Context(), state, old, "n0"); !s.IsSuccess() {
+		t.Fatalf("%v", s)
+	}
+	again := at("n0", "p", "1")
+	again.UID = "again"
+	podHandler(r.plugin.schedulers).OnUpdate(old, again)
+	if !w.ended {
+		t.Error("the right of the first is kept: its Virtual Node can never be given up")
+	}
+	if pods := r.plugin.schedulers.pods; len(pods) != 1 || pods[again.UID] == nil {
+		t.Errorf("%d pods are kept", len(pods))
+	}
+}
+
+// The scheduler's cache hears of nodes and of pods by different handlers. A node that it does not show yet may come before its
+// pods do.
+func TestANodeThatTheSnapshotDoesNotShowIsNotTakenUp(t *testing.T) {
+	r := newReplica(t)
+	late := st.MakeNode().Name("late").Capacity(map[corev1.ResourceName]string{"cpu": "4", "pods": "110"}).Obj()
+	s := r.plugin.schedulers
+	if err := r.nodes.Add(late); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes["late"] = sharding.VirtualNodeOf(nodeKey("late"), testV)
+	bound := at("n0", "bound", "4")
+	bound.Spec.NodeName = "late"
+	if err := r.known.Add(bound); err != nil {
+		t.Fatal(err)
+	}
+	r.seat.gain("late")
+	s.look()
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0", "n1"}) {
+		t.Errorf("fits on %v", fits)
+	}
+	r.cache.AddNode(r.logger, late)
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); slices.Contains(fits, "late") {
+		t.Error("the node is taken for empty")
+	}
+	if err := r.cache.AddPod(r.logger, bound); err != nil {
+		t.Fatal(err)
+	}
+	r.cycle(at("n0", "p", "1"))
+	if !s.ownNodes().Has("late") {
+		t.Error("it is never taken up")
+	}
+}
+
+// A Virtual Node that was lost and has come back is looked at anew: others may have bound to its nodes meanwhile.
+func TestANodeThatComesBackIsLookedAtAnew(t *testing.T) {
+	r := newReplica(t)
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0", "n1"}) {
+		t.Fatalf("fits on %v", fits)
+	}
+	bound := at("n1", "bound", "4")
+	bound.Spec.NodeName = "n1"
+	if err := r.known.Add(bound); err != nil {
+		t.Fatal(err)
+	}
+	r.seat.lose()
+	r.seat.gain("n0", "n1") // before anybody looked
+	r.plugin.schedulers.look()
+	if _, fits, _ := r.cycle(at("n0", "p", "1")); !slices.Equal(fits, []string{"n0"}) {
+		t.Errorf("fits on %v: the scheduler's cache does not show what was bound to n1", fits)
+	}
+}
+
+// A pod that fits nowhere is tried again when nodes have gone from one replica to another.
+func TestAPodThatFitsNowhereIsTriedAgainWhenNodesMove(t *testing.T) {
+	r := newReplica(t)
+	r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+	r.cycle(at("n0", "p", "1"))
+	s := r.plugin.schedulers
+	s.look()
+	if r.wasActivated("p") {
+		t.Error("it is tried again, and nothing has changed")
+	}
+	r.seat.give("c", "n5")
+	r.seat.give("c")
+	s.look()
+	if !r.wasActivated("p") {
+		t.Error("it is not tried again")
+	}
+}
+
+// All have refused the pod, and it seems to fit all the same: another round begins by itself.
+func TestAnotherRoundBeginsByItself(t *testing.T) {
+	pod := at("n0", "p", "1")
+	pod.Annotations[AnnotationReplica] = hop{To: "a", Refused: []string{"b", "c"}, Epoch: 1}.String()
+	r := newReplica(t, pod)
+	r.fill("n0", "n1", "n4", "n5")
+	if _, _, status := r.cycle(pod); !strings.Contains(status.Message(), "seems to fit on a node of scheduler b") || capacity.RefusedByAll(status.Message()) {
+		t.Errorf("PostFilter: %v", status)
+	}
+	done := make(chan bool)
+	go func() { done <- r.plugin.schedulers.moveNext(t.Context()) }()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it rests")
+	}
+	moved, err := r.client.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := hopOf(moved); h == nil || h.To != "b" || h.Again != 1 || !slices.Equal(h.Refused, []string{"a"}) {
+		t.Errorf("the pod carries %v", h)
+	}
+}
+
+// A pod that waits at Permit, as members of gangs do, does not keep its node's Virtual Node from going.
+func TestAPodThatWaitsAtPermitLetsItsNodeGo(t *testing.T) {
+	r := newReplica(t)
+	for _, node := range []string{"n0", "n1"} {
+		pod := at("n0", "on-"+node, "1")
+		pod.Spec.NodeName = node
+		r.framework.AddWaitingPod(pod, map[string]time.Duration{"Gang": 20 * time.Second})
+	}
+	r.seat.draining = vnsOf("n0")
+	r.plugin.schedulers.look()
+	gone := at("n0", "on-n0", "1")
+	if status := r.framework.WaitOnPermit(t.Context(), gone); status.IsSuccess() || capacity.RefusedByAll(status.Message()) {
+		t.Errorf("%v", status)
+	}
+	left := 0
+	r.framework.IterateOverWaitingPods(func(fwk.WaitingPod) { left++ })
+	if left != 1 {
+		t.Errorf("%d pods wait on, want the one whose node stays", left)
+	}
+}
