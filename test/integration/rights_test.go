@@ -152,11 +152,11 @@ func TestARoleThatIsTooWideIsNoticed(t *testing.T) {
 			t.Errorf("faults %q, want one with %q", faults, test.want)
 		})
 	}
-	const needless = "drover-manager: patch events.events.k8s.io"
-	event := right{verb: "patch", group: "events.k8s.io", resource: "events", namespace: "x"}
-	everywhere := event
+	const needless = "drover-coordinator: create leases.coordination.k8s.io"
+	lease := right{verb: "create", group: "coordination.k8s.io", resource: "leases", namespace: "x"}
+	everywhere := lease
 	everywhere.namespace = ""
-	faults := faultsOf("drover-manager", []right{event}, []right{everywhere})
+	faults := faultsOf("drover-coordinator", []right{lease}, []right{everywhere})
 	if len(faults) != 1 || !strings.Contains(faults[0], needless) {
 		t.Errorf("an excuse that is none: %q, want %q to be named", faults, needless)
 	}
