@@ -264,7 +264,7 @@ func TestPodsOfOneKeyShareARack(t *testing.T) {
 	t.Run("known", func(t *testing.T) { oneKeyOneRack(t, "known", pods, false) })
 	t.Run("trickling", func(t *testing.T) {
 		if pods < 5000 {
-			t.Skip("DROVER_AFFINITY_PODS is below 5000")
+			t.Skip("of few pods that trickle in more than 12% differ: DROVER_AFFINITY_PODS=5000 runs this, and TestCacheLocality in the framework")
 		}
 		oneKeyOneRack(t, "trickling", pods, true)
 	})

@@ -251,8 +251,11 @@ func TestKueueAdmitsAJobWhenItsNodesAreReady(t *testing.T) {
 	w.workload("train", "is admitted", admitted)
 	// The pods that come take the booking's requests over: three pods, three requests, at any time.
 	w.heldBy(map[string]int{"Pod": 3})
+	if needs := w.rollup().Snapshot().Needs; len(needs) != 1 || needs[0].Count != 3 {
+		t.Errorf("needs %+v, want one row of 3 pods", needs)
+	}
 	w.schedule("train", 3)
-	// A pod that is bound needs no request any more, and is a row of its own once that has gone.
+	// A pod that is bound needs no request any more, and is a row of its own once that has gone: three pods all the same.
 	needs, pods := w.rollup().Snapshot().Needs, int32(0)
 	for _, n := range needs {
 		pods += n.Count
