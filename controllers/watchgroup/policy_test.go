@@ -20,11 +20,12 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	e := deploy(t, all, nil).guarded()
 	o := e.create(e.object(parentKind, "p", optIn))
 	want := read(o)
-	if err := e.relabel(o, "99"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), sharding.LabelVirtualNode) ||
+	if err := e.relabel(o, another(o).virtualNode); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), sharding.LabelVirtualNode) ||
 		!strings.Contains(err.Error(), want.virtualNode) {
 		t.Errorf("an edit ended with %v", err)
 	}
-	bucket := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"loadbalance.k8s.io/vn-bucket":"99"}}}`))
+	bucket := client.RawPatch("application/merge-patch+json",
+		fmt.Appendf(nil, `{"metadata":{"labels":{"loadbalance.k8s.io/vn-bucket":%q}}}`, another(o).bucket))
 	if err := e.c.Patch(t.Context(), o.DeepCopy(), bucket); !apierrors.IsForbidden(err) ||
 		!strings.Contains(err.Error(), sharding.LabelBucket) || !strings.Contains(err.Error(), want.bucket) {
 		t.Errorf("an edit of the bucket ended with %v", err)
@@ -57,7 +58,7 @@ func TestLabelsAreNotEditedByHand(t *testing.T) {
 	}
 	// With the webhook down the policy alone keeps it.
 	e.stop()
-	if err := e.relabel(o, "99"); !apierrors.IsForbidden(err) {
+	if err := e.relabel(o, another(o).virtualNode); !apierrors.IsForbidden(err) {
 		t.Errorf("an edit while the webhook is down ended with %v", err)
 	}
 	if err := e.relabel(o, ""); !apierrors.IsForbidden(err) {
@@ -98,7 +99,7 @@ func TestLabelsAreNotEditedThroughASubresource(t *testing.T) {
 		t.Fatal(err)
 	}
 	edit := client.RawPatch("application/merge-patch+json",
-		[]byte(`{"metadata":{"labels":{"loadbalance.k8s.io/vn":"99"}},"status":{"message":"edited"}}`))
+		fmt.Appendf(nil, `{"metadata":{"labels":{"loadbalance.k8s.io/vn":%q}},"status":{"message":"edited"}}`, another(pod).virtualNode))
 	for what, o := range map[string]*corev1.Pod{"an edit": pod, "a first label": stranger} {
 		eventually(t, what+" by the status is refused", func() string {
 			if err := e.c.Status().Patch(t.Context(), o.DeepCopy(), edit, client.DryRunAll); !apierrors.IsForbidden(err) ||
