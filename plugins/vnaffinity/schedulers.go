@@ -357,7 +357,8 @@ func (s *schedulers) podSeen(obj any) {
 	s.seat.Progressed()
 }
 
-// take notes a pod as it is now, and reports whether it has been handed on to this replica.
+// take notes a pod as it is now, and reports whether it has come to be held here: it was handed on to this replica, or its key
+// has changed. A controller adopts a pod, somebody edits its annotation; and a replica that starts later knows no other key.
 func (s *schedulers) take(pod *corev1.Pod) bool {
 	w := s.pods[pod.UID]
 	if w == nil {
@@ -373,7 +374,7 @@ func (s *schedulers) take(pod *corev1.Pod) bool {
 	if (h == nil) != (w.hop == nil) || (h != nil && h.String() != w.hop.String()) {
 		w.last = false
 	}
-	w.pod, w.hop = pod, h
+	w.pod, w.hop, w.home = pod, h, sharding.VirtualNodeOf(podKey(pod), s.v)
 	return !held && s.holds(w)
 }
 

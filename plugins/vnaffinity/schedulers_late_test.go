@@ -36,6 +36,61 @@ func TestOldNewsIsNoNews(t *testing.T) {
 	}
 }
 
+// A pod's key may change while it waits. A replica that starts afterwards knows the new one only, and two that went by different
+// keys would each leave the pod to the other.
+func TestAPodIsAtHomeWhereItsKeyIsNow(t *testing.T) {
+	yes := true
+	key := func(node string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Annotations = map[string]string{sharding.AnnotationHashKey: nodeKey(node)} }
+	}
+	adopted := func(p *corev1.Pod) {
+		p.Annotations = nil
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", Controller: &yes}}
+	}
+	pinned := func(node string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Annotations = nil
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+					},
+				}}},
+			}}
+		}
+	}
+	for _, test := range []struct {
+		name        string
+		first, then func(*corev1.Pod)
+	}{
+		{"its annotation comes here", key("n2"), key("n0")},
+		{"its annotation goes", key("n0"), key("n2")},
+		{"a controller adopts it", key("n0"), adopted},
+		{"what gates it pins it to a node here", key("n2"), pinned("n1")},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newReplica(t)
+			s := r.plugin.schedulers
+			pod := at("n0", "p", "1")
+			test.first(pod)
+			pod.ResourceVersion = "10"
+			s.podSeen(pod)
+			before := s.holds(s.waiting(pod))
+			now := pod.DeepCopy()
+			now.ResourceVersion = "20"
+			test.then(now)
+			held := s.serving.VNs.Has(sharding.VirtualNodeOf(podKey(now), testV)) // to one that starts now
+			s.podSeen(now)
+			if got := r.plugin.PreEnqueue(t.Context(), now).IsSuccess(); got != held {
+				t.Errorf("held: %v, to a replica that starts now: %v", got, held)
+			}
+			if got := r.wasActivated("p"); got != (held && !before) {
+				t.Errorf("let in: %v, was held: %v, is held: %v", got, before, held)
+			}
+		})
+	}
+}
+
 // The replica that a pod is handed on to goes while the hop is being written: the pod is at home again, and nobody else will
 // say so.
 func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
