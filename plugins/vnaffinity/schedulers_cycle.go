@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 
 	"github.com/drover-sh/drover/capacity"
@@ -340,18 +342,15 @@ func (s *schedulers) anyFits(ctx context.Context, state fwk.CycleState, pod *cor
 
 // events are what may make a pod fit on a node that its last cycle did not try. Those are the nodes of other replicas, and new
 // ones: where this replica has no node, no other plugin has turned the pod down, and none would hear of its first. What
-// happens to nodes that were tried is for the plugins that turned them down. Pods that other replicas hold are left alone, at
-// the price of one look each.
+// happens to nodes that were tried is for the plugins that turned them down, unless it matters to a whole domain, which has
+// nodes of others. Pods that other replicas hold are left alone, at the price of one look each.
 func (s *schedulers) events() []fwk.ClusterEventWithHint {
 	events := []fwk.ClusterEventWithHint{
 		{
-			Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAllocatable | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint},
-			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, obj any) (fwk.QueueingHint, error) {
-				node, ok := obj.(*corev1.Node)
-				if !ok {
-					return fwk.QueueSkip, nil
-				}
-				return s.hint(pod, before == nil || s.untried(pod, node.Name)), nil
+			Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.Delete | fwk.UpdateNodeAllocatable | fwk.UpdateNodeLabel |
+				fwk.UpdateNodeTaint | fwk.UpdateNodeDeclaredFeature},
+			QueueingHintFn: func(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint, error) {
+				return s.hint(pod, s.nodeHelps(pod, before, after)), nil
 			},
 		},
 		{
@@ -365,7 +364,7 @@ func (s *schedulers) events() []fwk.ClusterEventWithHint {
 		fwk.PersistentVolume: hasVolumeClaims, fwk.PersistentVolumeClaim: hasVolumeClaims, fwk.StorageClass: hasVolumeClaims,
 		fwk.CSINode: hasVolumeClaims, fwk.CSIDriver: hasVolumeClaims, fwk.CSIStorageCapacity: hasVolumeClaims,
 		fwk.VolumeAttachment: hasVolumeClaims,
-		fwk.ResourceClaim:    hasResourceClaims, fwk.ResourceSlice: hasResourceClaims, fwk.DeviceClass: hasResourceClaims,
+		fwk.ResourceClaim:    wantsDevices, fwk.ResourceSlice: wantsDevices, fwk.DeviceClass: wantsDevices,
 	} {
 		events = append(events, fwk.ClusterEventWithHint{
 			Event: fwk.ClusterEvent{Resource: resource, ActionType: fwk.All},
@@ -377,9 +376,23 @@ func (s *schedulers) events() []fwk.ClusterEventWithHint {
 	return events
 }
 
+// nodeHelps reports whether what happened to a node may let a pod in where its last cycle did not try. One that comes, goes or
+// changes its labels changes what is in a domain, whoever owns the domain's other nodes. Taints may decide which nodes count
+// for a spread.
+func (s *schedulers) nodeHelps(pod *corev1.Pod, before, after any) bool {
+	then, _ := before.(*corev1.Node)
+	now, _ := after.(*corev1.Node)
+	switch {
+	case then == nil && now == nil:
+		return false
+	case then == nil || now == nil || !maps.Equal(then.Labels, now.Labels) || hasRules(pod):
+		return true
+	}
+	return s.untried(pod, now.Name)
+}
+
 // helps reports whether what happened to a pod may let another one in where its last cycle did not try: the pod itself has
-// changed, there is more room there, or the other one is one of those that it has rules about, which may be about a whole
-// zone.
+// changed, there is more room there, or there are rules between the two, which may be about a whole zone.
 func (s *schedulers) helps(pod *corev1.Pod, before, after any) bool {
 	then, _ := before.(*corev1.Pod)
 	now, _ := after.(*corev1.Pod)
@@ -393,7 +406,7 @@ func (s *schedulers) helps(pod *corev1.Pod, before, after any) bool {
 		return true
 	case now.Spec.NodeName == "":
 		return false
-	case hasRules(pod):
+	case hasRules(pod), after == nil && keepsOthersAway(then):
 		return true
 	}
 	return then != nil && s.untried(pod, now.Spec.NodeName)
@@ -405,13 +418,32 @@ func hasRules(pod *corev1.Pod) bool {
 	return len(pod.Spec.TopologySpreadConstraints) > 0 || a != nil && (a.PodAffinity != nil || a.PodAntiAffinity != nil)
 }
 
+// keepsOthersAway reports whether other pods may be kept from a whole domain by where this one is.
+func keepsOthersAway(pod *corev1.Pod) bool {
+	a := pod.Spec.Affinity
+	return a != nil && a.PodAntiAffinity != nil && len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0
+}
+
 func hasVolumeClaims(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil
 	})
 }
 
-func hasResourceClaims(pod *corev1.Pod) bool { return len(pod.Spec.ResourceClaims) > 0 }
+// wantsDevices reports whether devices may serve the pod: by its claims, or by a DeviceClass that stands for an extended
+// resource.
+func wantsDevices(pod *corev1.Pod) bool {
+	extended := func(c corev1.Container) bool {
+		for name := range c.Resources.Requests {
+			if v1helper.IsExtendedResourceName(name) {
+				return true
+			}
+		}
+		return false
+	}
+	return len(pod.Spec.ResourceClaims) > 0 || slices.ContainsFunc(pod.Spec.Containers, extended) ||
+		slices.ContainsFunc(pod.Spec.InitContainers, extended)
+}
 
 // untried reports whether the pod's last cycle let no other plugin look at the node: it was another replica's, or the scheduler
 // knew of it before this plugin did.

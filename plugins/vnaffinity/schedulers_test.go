@@ -565,16 +565,21 @@ func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 	s.nodes["n1"], s.own = vn, nil
 	s.mu.Unlock()
 	r.cycle(mine)
-	choosy := st.MakePod().Namespace("ns").Name("choosy").UID("choosy").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
+	choosy := st.MakePod().Namespace("ns").Name("choosy").UID("choosy").SchedulerName("drover-scheduler").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
 		PodAffinityExists("app", "zone", st.PodAffinityWithRequiredReq).Obj()
+	r.cycle(choosy)
 	stored := at("n0", "stored", "1")
 	stored.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"},
 	}}}
 	device := at("n0", "device", "1")
 	device.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d"}}
+	extended := st.MakePod().Namespace("ns").Name("extended").UID("extended").Annotation(sharding.AnnotationHashKey, nodeKey("n0")).
+		Req(map[corev1.ResourceName]string{"example.com/gpu": "1"}).Obj()
+	proud := st.MakePod().Name("proud").UID("proud").Node("n0").PodAntiAffinityExists("app", "zone", st.PodAntiAffinityWithRequiredReq).Obj()
 	on := func(node string) any { return st.MakePod().Name("other").UID("other").Node(node).Obj() }
 	node := func(name string) any { return st.MakeNode().Name(name).Obj() }
+	in := func(name, zone string) any { return st.MakeNode().Name(name).Label("zone", zone).Obj() }
 	for _, test := range []struct {
 		what       string
 		resource   fwk.EventResource
@@ -589,6 +594,14 @@ func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 		{"another's node has come", fwk.Node, fwk.Add, mine, nil, node("n2"), fwk.Queue},
 		// There may have been none to try before.
 		{"an own node has come", fwk.Node, fwk.Add, mine, nil, node("n0"), fwk.Queue},
+		{"another's node can do more", fwk.Node, fwk.UpdateNodeDeclaredFeature, mine, node("n2"), node("n2"), fwk.Queue},
+		// What is in a domain matters to the nodes of others in it.
+		{"an own node has changed its zone", fwk.Node, fwk.UpdateNodeLabel, mine, in("n0", "x"), in("n0", "y"), fwk.Queue},
+		{"an own node takes part in a spread", fwk.Node, fwk.UpdateNodeTaint, choosy, node("n0"), node("n0"), fwk.Queue},
+		{"an own node has gone", fwk.Node, fwk.Delete, mine, node("n0"), nil, fwk.Queue},
+		{"a node has gone, and the pod waits elsewhere", fwk.Node, fwk.Delete, others, node("n0"), nil, fwk.QueueSkip},
+		{"one has gone that kept others from the zone", fwk.Pod, fwk.Delete, mine, proud, nil, fwk.Queue},
+		{"one has come that keeps others from the zone", fwk.Pod, fwk.Add, mine, nil, proud, fwk.QueueSkip},
 		{"a node has come, and the pod waits elsewhere", fwk.Node, fwk.Add, others, nil, node("n0"), fwk.QueueSkip},
 		{"a pod has gone from another's node", fwk.Pod, fwk.Delete, mine, on("n2"), nil, fwk.Queue},
 		{"a pod has gone from an own node", fwk.Pod, fwk.Delete, mine, on("n0"), nil, fwk.QueueSkip},
@@ -603,6 +616,7 @@ func TestWhatWasNotTriedWakesItsPods(t *testing.T) {
 		{"a volume has come", fwk.PersistentVolume, fwk.Add, stored, nil, nil, fwk.Queue},
 		{"a volume has come for others", fwk.PersistentVolume, fwk.Add, mine, nil, nil, fwk.QueueSkip},
 		{"devices have come", fwk.ResourceSlice, fwk.Add, device, nil, nil, fwk.Queue},
+		{"devices have come for an extended resource", fwk.ResourceSlice, fwk.Add, extended, nil, nil, fwk.Queue},
 		{"devices have come for others", fwk.ResourceSlice, fwk.Add, mine, nil, nil, fwk.QueueSkip},
 	} {
 		got := fwk.QueueSkip
