@@ -161,6 +161,8 @@ type refusal struct {
 	fits func(member string) bool
 	// couldPreempt says whether a node of another replica has a pod that this one may preempt.
 	couldPreempt func(member string) bool
+	// promised is the replica that owns the node on which pods are ending that were preempted for this one; "" if none does.
+	promised string
 }
 
 // A verdict is what becomes of a pod that was refused.
@@ -195,6 +197,9 @@ const (
 // each of them once, and the last one of these asks for capacity. So every round ends, and the next one begins when something
 // changes.
 //
+// Where pods are ending that were preempted for this one, on a node that has gone to another replica since, the pod goes after
+// the node before anybody preempts for it again.
+//
 // What has changed while the round went on may have gone unnoticed: room that came up at a replica after it refused the pod,
 // and before the last one looked. So if the pod seems to fit where it was refused, another round begins, later each time.
 func decide(f refusal) verdict {
@@ -227,6 +232,9 @@ func decide(f refusal) verdict {
 		if h := next(refused, false, fits); h != nil {
 			return verdict{next: h}
 		}
+	}
+	if f.promised != "" && f.promised != f.self {
+		return verdict{next: &hop{To: f.promised, Refused: refused, Preempting: preempting, Again: again, Epoch: f.roster.epoch}}
 	}
 	v := verdict{last: true, after: preemptionPatience}
 	if preempting {

@@ -86,7 +86,8 @@ type work interface {
 //     that are tried without it, as a nominated one is. The snapshot shows all nodes, so spread and affinity count all pods.
 //   - PostFilter, before all others, finds out whether a pod that fits on none of them would fit on another replica's nodes,
 //     and then stops the plugins after it: it moves on. As long as another replica may have something to preempt it lets
-//     preemption here have its try, and tells the plugins after it to ask for nothing. It reads the snapshot, and writes nothing.
+//     preemption here have its try, and tells the plugins after it to ask for nothing. A pod that moves on loses its nominated
+//     node, unless it goes there. It reads the snapshot, and writes nothing.
 //   - Reserve, Unreserve and Bind hold the right to bind, as above. Bind stands before DefaultBinder.
 //   - SignPod adds nothing to a signature: the nodes are the same for all pods that this replica holds, and a node that a batch
 //     suggests goes through Filter and Reserve.

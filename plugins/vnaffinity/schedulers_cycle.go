@@ -17,6 +17,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/drover-sh/drover/capacity"
 	"github.com/drover-sh/drover/sharding"
@@ -206,32 +207,40 @@ func (p *VNAffinity) PostFilter(
 	if p.schedulers == nil {
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
-	return nil, p.schedulers.postFilter(ctx, state, pod)
+	return p.schedulers.postFilter(ctx, state, pod)
 }
 
-func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod) *fwk.Status {
+// postFilter takes the pod's nominated node back if it moves on from there, or is to: the plugin that does so otherwise is not
+// asked then, and the node's room would be kept for a pod that waits elsewhere.
+func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod) (*fwk.PostFilterResult, *fwk.Status) {
 	c := cycleOf(state)
 	switch {
 	case c == nil:
 		// Another plugin has refused the pod before this one was asked: on all nodes.
-		return fwk.NewStatus(fwk.Unschedulable)
+		return nil, fwk.NewStatus(fwk.Unschedulable)
 	case c.stranger:
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	case c.unsettled:
 		s.stall(pod)
-		return notYetRefused("nodes have just come to scheduler %s", s.member)
+		return nil, notYetRefused("nodes have just come to scheduler %s", s.member)
 	}
 	s.mu.RLock()
 	roster, w := s.roster, *c.pod
 	s.mu.RUnlock()
 	look := s.othersIn(ctx, roster, c, state, pod)
+	nominated := s.nominationOf(roster, c, pod)
 	v := decide(refusal{
 		self: s.member, roster: roster, hop: w.hop, again: w.last, fits: look.fits, couldPreempt: look.couldPreempt,
+		promised: nominated.promisedAt(),
 	})
+	if v.last && nominated.promised && nominated.at == "" {
+		s.stall(pod)
+		return nil, notYetRefused("has preempted on a node that is on its way from one to another")
+	}
 	if look.fits("") {
 		if v.last {
 			s.stall(pod)
-			return notYetRefused("fits on a node that is on its way from one to another")
+			return nil, notYetRefused("fits on a node that is on its way from one to another")
 		}
 		if v.next != nil {
 			// The node may come to this replica, in the same epoch, which then has not refused the pod on all that it owns.
@@ -242,27 +251,78 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 	defer s.mu.Unlock()
 	now := s.pods[pod.UID]
 	if now == nil {
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable)
 	}
 	now.stalls = 0
 	if v.next != nil {
 		now.next, now.last, now.later = v.next, false, nil
 		s.moves.Add(pod.UID)
-		return notYetRefused("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To)
+		return nominated.unless(v.next.To), notYetRefused("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To)
 	}
 	now.last, now.later = v.last, v.later
 	if v.later != nil {
 		s.moves.AddAfter(pod.UID, v.after)
 	}
 	if !v.last {
-		return notYetRefused("seems to fit on a node of scheduler %s, which has refused it, and is tried again", v.later.To)
+		return nominated.unless(v.later.To), notYetRefused("seems to fit on a node of scheduler %s, which has refused it, and is tried again", v.later.To)
 	}
 	if !v.asks() {
 		state.Write(capacity.NotYetRefusedKey, preemptsNext{})
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: fits on no node of any of %d schedulers, and moves on to %s to preempt "+
+		return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("%s: fits on no node of any of %d schedulers, and moves on to %s to preempt "+
 			"there, if it cannot here", capacity.NotYetRefusedByAll, len(roster.members), v.later.To))
 	}
-	return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
+	return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("fits on no node of any of %d schedulers, waits at %s", len(roster.members), s.member))
+}
+
+// A nomination is what a pod's nominated node means to the replica that has just refused the pod.
+type nomination struct {
+	// at is the replica that owns the node, "" if there is no such node, or it is on its way.
+	at string
+	// promised is set while pods are ending on it that were preempted for this one, or for another one of its priority.
+	promised bool
+}
+
+func (n nomination) promisedAt() string {
+	if !n.promised {
+		return ""
+	}
+	return n.at
+}
+
+// unless returns what takes the nomination back, and nil if the pod goes to the replica that owns the node, or may have to come
+// back for what is ending there.
+func (n nomination) unless(to string) *fwk.PostFilterResult {
+	if n.promised || n.at == to {
+		return nil
+	}
+	return framework.NewPostFilterResultWithNominatedNode("")
+}
+
+func (s *schedulers) nominationOf(r *roster, c *cycle, pod *corev1.Pod) nomination {
+	name := pod.Status.NominatedNodeName
+	if name == "" {
+		return nomination{}
+	}
+	info, err := s.handle.SnapshotSharedLister().NodeInfos().Get(name)
+	if err != nil {
+		return nomination{} // the node has gone
+	}
+	n := nomination{promised: slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool {
+		return corev1helpers.PodPriority(other.GetPod()) < corev1helpers.PodPriority(pod) && endsByPreemption(other.GetPod())
+	})}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if n.at = r.owner(s.virtualNodeOfNode(name)); n.at == s.member && !c.own.Has(name) {
+		n.at = "" // not served yet
+	}
+	return n
+}
+
+// endsByPreemption reports whether a scheduler has preempted the pod, and it has not gone yet.
+func endsByPreemption(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonPreemptionByScheduler
+	})
 }
 
 // preemptsNext says to the plugins after this one that another replica is still to be asked for what it can preempt.
@@ -308,7 +368,7 @@ func (s *schedulers) othersIn(ctx context.Context, r *roster, c *cycle, state fw
 		return s.anyFits(ctx, state, pod, o.nodes[member])
 	}
 	o.couldPreempt = func(member string) bool {
-		if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		if !mayPreempt(pod) {
 			return false
 		}
 		priority := corev1helpers.PodPriority(pod)
@@ -322,6 +382,10 @@ func (s *schedulers) othersIn(ctx context.Context, r *roster, c *cycle, state fw
 		return false
 	}
 	return o
+}
+
+func mayPreempt(pod *corev1.Pod) bool {
+	return pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever
 }
 
 // anyFits runs the profile's filters on nodes until one lets the pod in. A filter that fails for want of what its PreFilter

@@ -70,6 +70,7 @@ func (s *schedulers) hasMoved(uid types.UID, pod *corev1.Pod) bool {
 // moving returns what to write, nil if the pod stays. If who owns what has changed meanwhile it is tried here again, or
 // wherever it belongs now.
 func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *corev1.Pod) {
+	promised := s.promised(uid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.pods[uid]
@@ -80,7 +81,7 @@ func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *core
 		switch {
 		case !s.holds(w):
 			w.later = nil
-		case w.pod.Status.NominatedNodeName != "":
+		case promised && w.last:
 			// Preemption has promised it a node, or did so the last time, and has yet to take that back.
 			s.moves.AddAfter(uid, preemptionPatience)
 		default:
@@ -98,6 +99,31 @@ func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *core
 		return nil, nil, stays
 	}
 	return w.pod, w.next, nil
+}
+
+// promised reports whether preemption has been asked in the pod's last cycle, and the pod has a nominated node: by its status, or
+// by what the scheduler knows before the API server has been told.
+func (s *schedulers) promised(uid types.UID) bool {
+	s.mu.RLock()
+	w := s.pods[uid]
+	if w == nil || w.later == nil || !w.last || !mayPreempt(w.pod) {
+		s.mu.RUnlock()
+		return false
+	}
+	tried, told := w.tried, w.pod.Status.NominatedNodeName != ""
+	s.mu.RUnlock()
+	if told {
+		return true
+	}
+	// The queue's lock is taken for this, and plugins are called under it.
+	for node := range tried {
+		for _, info := range s.handle.NominatedPodsForNode(node) {
+			if info.GetPod().UID == uid {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // write puts the hop on the pod, for the replicas as an annotation and for people as a condition, in one request.

@@ -147,7 +147,9 @@ type replica struct {
 	nodes interface { // what the node informer shows
 		Add(obj any) error
 	}
-	asked []string // the pods that came to the PostFilter plugin behind this one
+	queue  internalqueue.SchedulingQueue
+	asked  []string              // the pods that came to the PostFilter plugin behind this one
+	result *fwk.PostFilterResult // of the last cycle
 
 	mu        sync.Mutex
 	activated map[string]bool // the pods that were let into the queue
@@ -194,6 +196,7 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	}
 	r.client = clientsetfake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(r.client, 0)
+	r.queue = internalqueue.NewSchedulingQueue(nil, factory)
 	var err error
 	r.framework, err = tf.NewFramework(ctx, []tf.RegisterPluginFunc{
 		tf.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
@@ -211,7 +214,7 @@ func newReplica(t *testing.T, pods ...*corev1.Pod) *replica {
 	}, "drover-scheduler",
 		frameworkruntime.WithEventRecorder(&events.FakeRecorder{}),
 		frameworkruntime.WithInformerFactory(factory),
-		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)),
+		frameworkruntime.WithPodNominator(r.queue),
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithSnapshotSharedLister(r.snapshot),
 		frameworkruntime.WithLogger(logger),
@@ -284,7 +287,7 @@ func (r *replica) attempt(pod *corev1.Pod) (fwk.CycleState, []string, *fwk.Statu
 	if len(fits) > 0 {
 		return state, fits, nil
 	}
-	_, status = r.framework.RunPostFilterPlugins(r.t.Context(), state, pod, statuses)
+	r.result, status = r.framework.RunPostFilterPlugins(r.t.Context(), state, pod, statuses)
 	return state, nil, status
 }
 
