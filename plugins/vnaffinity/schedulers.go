@@ -129,8 +129,9 @@ type waiting struct {
 	pod  *corev1.Pod // as last seen
 	home sharding.VirtualNode
 	hop  *hop
-	// next is where it is being handed on to, nil if it is not. later becomes next if the pod has found no node by then.
+	// next is where it is being handed on to, nil if it is not. later becomes next if the pod has found no node when it is due.
 	next, later *hop
+	due         time.Time
 	// tried are the names of the nodes that the last cycle here let other plugins look at.
 	tried sets.Set[string]
 	// last is set if this replica has found that the pod fits nowhere.

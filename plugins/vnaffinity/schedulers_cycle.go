@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -259,7 +260,7 @@ func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *
 		s.moves.Add(pod.UID)
 		return nominated.unless(v.next.To), notYetRefused("fits on no node of scheduler %s, moves on to %s", s.member, v.next.To)
 	}
-	now.last, now.later = v.last, v.later
+	now.last, now.later, now.due = v.last, v.later, time.Now().Add(v.after)
 	if v.later != nil {
 		s.moves.AddAfter(pod.UID, v.after)
 	}

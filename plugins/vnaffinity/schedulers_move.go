@@ -24,6 +24,10 @@ func (s *schedulers) moveNext(ctx context.Context) bool {
 		return false
 	}
 	defer s.moves.Done(uid)
+	if wait := s.early(uid); wait > 0 {
+		s.moves.AddAfter(uid, wait)
+		return true
+	}
 	pod, h, stays := s.moving(uid)
 	if stays != nil {
 		s.activate(stays)
@@ -65,6 +69,17 @@ func (s *schedulers) hasMoved(uid types.UID, pod *corev1.Pod) bool {
 	s.take(pod)
 	w.next = nil
 	return s.holds(w)
+}
+
+// early returns for how long the pod is still to stay. The queue keeps the first of two times at which a pod is to come up, and
+// the pod may have been tried again since that was set: then preemption has had no time yet.
+func (s *schedulers) early(uid types.UID) time.Duration {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if w := s.pods[uid]; w != nil && w.next == nil && w.later != nil {
+		return time.Until(w.due)
+	}
+	return 0
 }
 
 // moving returns what to write, nil if the pod stays. If who owns what has changed meanwhile it is tried here again, or

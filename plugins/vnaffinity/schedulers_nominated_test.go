@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
@@ -103,6 +104,29 @@ func TestAPodThatWasJustPromisedANodeStays(t *testing.T) {
 	r.queue.DeleteNominatedPodIfExists(pod)
 	if _, h, _ := r.plugin.schedulers.moving(pod.UID); h == nil || h.To != "b" {
 		t.Errorf("when the promise is taken back it goes to %v", h)
+	}
+}
+
+// Each attempt gives preemption its time, also where the pod was to move on by then after the attempt before.
+func TestAnotherAttemptGivesPreemptionItsTime(t *testing.T) {
+	pod := urgent("")
+	r := newReplica(t, pod)
+	r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+	r.cycle(pod)
+	s := r.plugin.schedulers
+	moves := func() bool {
+		s.moves.Add(pod.UID) // as the time of the attempt before does
+		s.moveNext(t.Context())
+		return slices.ContainsFunc(r.client.Actions(), func(a clienttesting.Action) bool { return a.GetVerb() == "patch" })
+	}
+	if moves() {
+		t.Error("it moves on while preemption is under way")
+	}
+	s.mu.Lock()
+	s.pods[pod.UID].due = time.Now()
+	s.mu.Unlock()
+	if !moves() {
+		t.Error("it stays for ever")
 	}
 }
 
