@@ -374,7 +374,9 @@ func (s *schedulers) take(pod *corev1.Pod) bool {
 	held := s.holds(w)
 	h := hopOf(pod)
 	if (h == nil) != (w.hop == nil) || (h != nil && h.String() != w.hop.String()) {
-		w.last = false
+		// What was decided before is over. It may be what this replica has written, and has had no answer to: to write it once
+		// more would take the pod from whoever it has come to since.
+		w.last, w.next, w.later = false, nil, nil
 	}
 	w.pod, w.hop, w.home = pod, h, sharding.VirtualNodeOf(podKey(pod), s.v)
 	return !held && s.holds(w)

@@ -115,6 +115,37 @@ func TestAHopToOneThatHasGoneComesBack(t *testing.T) {
 	}
 }
 
+// The API server has written a hop, and the answer was lost. The pod may be anywhere by the time of the next try.
+func TestAHopThatWasWrittenIsNotWrittenAgain(t *testing.T) {
+	for _, test := range []struct{ name, to string }{
+		{"it is still there", "b"},
+		{"it has gone on", "c"},
+		{"it is here again", "a"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := at("n0", "p", "1")
+			pod.ResourceVersion = "10"
+			r := newReplica(t, pod)
+			r.fill("n0", "n1", "n4")
+			r.cycle(pod)
+			s := r.plugin.schedulers
+			if _, h, _ := s.moving(pod.UID); h == nil || h.To != "b" {
+				t.Fatalf("it goes to %v", h)
+			}
+			now := pod.DeepCopy()
+			now.ResourceVersion = "20"
+			now.Annotations[AnnotationReplica] = hop{To: test.to, Refused: []string{"a"}, Epoch: 1}.String()
+			s.podSeen(now)
+			if _, h, _ := s.moving(pod.UID); h != nil {
+				t.Errorf("it is handed on to %s once more", h.To)
+			}
+			if got := r.plugin.PreEnqueue(t.Context(), now).IsSuccess(); got != (test.to == "a") || got != r.wasActivated("p") {
+				t.Errorf("admitted: %v", got)
+			}
+		})
+	}
+}
+
 // The queue hears of a pod before this plugin's own handler does. If the pod's Virtual Node comes to be served in between,
 // nobody else would let it in.
 func TestAPodThatIsTurnedAwayBeforeItIsKnownIsLetIn(t *testing.T) {
