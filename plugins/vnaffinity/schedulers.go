@@ -108,6 +108,7 @@ type schedulers struct {
 	metrics     *schedulerMetrics
 	moves       workqueue.TypedRateLimitingInterface[types.UID]
 	order       func() error // whether the profile has the plugin where it has to be
+	after       func(time.Duration, func())
 
 	member string
 	v      int
@@ -156,6 +157,7 @@ func newSchedulers(handle fwk.Handle, seat seat, begin func(sharding.VirtualNode
 		moves: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 10*time.Second)),
 		order:  orderIn(handle),
+		after:  func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 		member: seat.Member(), v: seat.VirtualNodes(),
 		pods:   make(map[types.UID]*waiting),
 		nodes:  make(map[string]sharding.VirtualNode),
@@ -303,7 +305,7 @@ func (s *schedulers) activate(pods ...*corev1.Pod) {
 }
 
 func (s *schedulers) activateLater(pod *corev1.Pod) {
-	time.AfterFunc(unsettledPatience, func() { s.activate(pod) })
+	s.after(unsettledPatience, func() { s.activate(pod) })
 }
 
 // stall lets a pod in again after a while that grows until something changes.
@@ -311,7 +313,7 @@ func (s *schedulers) stall(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.pods[pod.UID]; w != nil {
-		time.AfterFunc(unsettledPatience<<min(w.stalls, mostStalls), func() { s.activate(pod) })
+		s.after(unsettledPatience<<min(w.stalls, mostStalls), func() { s.activate(pod) })
 		w.stalls++
 	}
 }
@@ -374,6 +376,7 @@ func (s *schedulers) take(pod *corev1.Pod) bool {
 	held := s.holds(w)
 	h := hopOf(pod)
 	if (h == nil) != (w.hop == nil) || (h != nil && h.String() != w.hop.String()) {
+		held = false
 		// What was decided before is over. It may be what this replica has written, and has had no answer to: to write it once
 		// more would take the pod from whoever it has come to since.
 		w.last, w.next, w.later = false, nil, nil

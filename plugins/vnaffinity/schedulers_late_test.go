@@ -1,6 +1,7 @@
 package vnaffinity
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -143,6 +144,28 @@ func TestAHopThatWasWrittenIsNotWrittenAgain(t *testing.T) {
 				t.Errorf("admitted: %v", got)
 			}
 		})
+	}
+}
+
+// Somebody writes the annotation of a pod that was to move on. What was decided is over, and it is tried anew.
+func TestAPodWhoseAnnotationIsWrittenIsTriedAnew(t *testing.T) {
+	pod := at("n0", "p", "1")
+	pod.ResourceVersion = "10"
+	pod.Annotations[AnnotationReplica] = hop{To: "a", Refused: []string{"b", "c"}, Epoch: 1}.String()
+	r := newReplica(t, pod)
+	r.fill("n0", "n1", "n4", "n5")
+	if _, _, status := r.cycle(pod); !strings.Contains(status.Message(), "seems to fit on a node of scheduler b") {
+		t.Fatalf("PostFilter: %v", status)
+	}
+	for i, text := range []string{hop{To: "a"}.String(), "nonsense"} {
+		now := pod.DeepCopy()
+		now.ResourceVersion = fmt.Sprint(20 + i)
+		now.Annotations[AnnotationReplica] = text
+		r.wasActivated("p")
+		r.plugin.schedulers.podSeen(now)
+		if !r.wasActivated("p") {
+			t.Errorf("%s: it is forgotten", text)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package vnaffinity
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -40,6 +41,7 @@ const testV = 1000
 
 // A fakeSeat is a place in a group that a test gives and takes.
 type fakeSeat struct {
+	name     string // "a" if empty
 	mu       sync.Mutex
 	serving  sharded.Serving
 	draining sharding.Set
@@ -48,7 +50,7 @@ type fakeSeat struct {
 	refuse   error
 }
 
-func (f *fakeSeat) Member() string    { return "a" }
+func (f *fakeSeat) Member() string    { return cmp.Or(f.name, "a") }
 func (f *fakeSeat) VirtualNodes() int { return testV }
 
 func (f *fakeSeat) Serving() sharded.Serving         { return f.serving }
@@ -85,7 +87,7 @@ func (f *fakeSeat) gain(nodes ...string) {
 	f.serving.Last++
 	f.serving.VNs = f.serving.VNs.Union(vns)
 	f.serving.Gains = append(f.serving.Gains, sharded.Gain{No: f.serving.Last, VNs: vns})
-	f.give("a", nodes...)
+	f.give(f.Member(), nodes...)
 }
 
 // lose serves nothing any more.
