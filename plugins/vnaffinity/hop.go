@@ -159,7 +159,7 @@ type refusal struct {
 	// missing here, so it may say yes where that one says no; it then refuses the pod for itself. And room may have come up
 	// since that one said no.
 	fits func(member string) bool
-	// couldPreempt says whether a node of another replica has a pod that this one may preempt.
+	// couldPreempt says whether a node of another replica has a pod that this one may preempt, and might have room for it then.
 	couldPreempt func(member string) bool
 	// promised is the replica that owns the node on which pods are ending that were preempted for this one; "" if none does.
 	promised string
@@ -193,7 +193,7 @@ const (
 
 // decide says what becomes of a pod that was refused. In the first round it goes to each replica on whose nodes it seems to
 // fit, in the order of the ring, and to each of them once. Where no such replica is left, the last one preempts on its own
-// nodes. If there was nothing to preempt, a second round takes the pod to the replicas that have pods of a lower priority, to
+// nodes. If there was nothing to preempt, a second round takes the pod to the replicas where preemption may make room, to
 // each of them once, and the last one of these asks for capacity. So every round ends, and the next one begins when something
 // changes.
 //

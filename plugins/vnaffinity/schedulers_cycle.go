@@ -363,24 +363,29 @@ func (s *schedulers) othersIn(ctx context.Context, r *roster, c *cycle, state fw
 		o.nodes[owner] = append(o.nodes[owner], info)
 	}
 	s.mu.RUnlock()
-	o.fits = func(member string) bool {
+	try := func(nodes []fwk.NodeInfo, answer func(fwk.Code) bool) bool {
 		c.all.Store(true)
 		defer c.all.Store(false)
-		return s.anyFits(ctx, state, pod, o.nodes[member])
+		return s.anyNode(ctx, state, pod, nodes, answer)
+	}
+	o.fits = func(member string) bool {
+		return try(o.nodes[member], func(code fwk.Code) bool { return code == fwk.Success })
 	}
 	o.couldPreempt = func(member string) bool {
 		if !mayPreempt(pod) {
 			return false
 		}
 		priority := corev1helpers.PodPriority(pod)
+		var nodes []fwk.NodeInfo
 		for _, info := range o.nodes[member] {
-			for _, other := range info.GetPods() {
-				if corev1helpers.PodPriority(other.GetPod()) < priority {
-					return true
-				}
+			if slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool {
+				return corev1helpers.PodPriority(other.GetPod()) < priority
+			}) {
+				nodes = append(nodes, info)
 			}
 		}
-		return false
+		// Where the refusal is for good, no pod that goes makes room.
+		return try(nodes, func(code fwk.Code) bool { return code != fwk.UnschedulableAndUnresolvable })
 	}
 	return o
 }
@@ -389,15 +394,15 @@ func mayPreempt(pod *corev1.Pod) bool {
 	return pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever
 }
 
-// anyFits runs the profile's filters on nodes until one lets the pod in. A filter that fails for want of what its PreFilter
-// did not get to prepare counts as letting it in: the replica that owns the node finds out.
-func (s *schedulers) anyFits(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) bool {
+// anyNode runs the profile's filters on nodes until one gives the answer. A filter that fails for want of what its PreFilter did
+// not get to prepare counts as giving it: the replica that owns the node finds out.
+func (s *schedulers) anyNode(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo, answer func(fwk.Code) bool) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var found atomic.Bool
 	s.handle.Parallelizer().Until(ctx, len(nodes), func(i int) {
-		status := s.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, nodes[i])
-		if status.IsSuccess() || (status.Code() == fwk.Error && ctx.Err() == nil) {
+		code := s.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, nodes[i]).Code()
+		if failed := code == fwk.Error; failed && ctx.Err() == nil || !failed && answer(code) {
 			found.Store(true)
 			cancel()
 		}

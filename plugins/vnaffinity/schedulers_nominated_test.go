@@ -107,6 +107,34 @@ func TestAPodThatWasJustPromisedANodeStays(t *testing.T) {
 	}
 }
 
+// A pod goes round to preempt only where a pod that goes would make room for it.
+func TestAPodDoesNotGoRoundWhereNothingHelps(t *testing.T) {
+	for _, test := range []struct {
+		name, cpu string
+		priority  int32
+		want      string // where it goes to preempt
+	}{
+		{"it would have room", "4", 10, "b"},
+		{"the others are as important", "4", 0, ""},
+		{"it is too big for any node", "5", 10, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := at("n0", "p", test.cpu)
+			pod.Spec.Priority = &test.priority
+			r := newReplica(t, pod)
+			r.fill("n0", "n1", "n2", "n3", "n4", "n5")
+			_, _, status := r.cycle(pod)
+			to := ""
+			if _, h, _ := r.plugin.schedulers.moving(pod.UID); h != nil {
+				to = h.To
+			}
+			if to != test.want || capacity.RefusedByAll(status.Message()) != (test.want == "") {
+				t.Errorf("it goes to %q: %v", to, status)
+			}
+		})
+	}
+}
+
 // Each attempt gives preemption its time, also where the pod was to move on by then after the attempt before.
 func TestAnotherAttemptGivesPreemptionItsTime(t *testing.T) {
 	pod := urgent("")
