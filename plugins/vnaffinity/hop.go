@@ -197,8 +197,8 @@ const (
 // each of them once, and the last one of these asks for capacity. So every round ends, and the next one begins when something
 // changes.
 //
-// Where pods are ending that were preempted for this one, on a node that has gone to another replica since, the pod goes after
-// the node before anybody preempts for it again.
+// Where pods are ending that were preempted for this one, on a node that has gone to another replica since, the pod goes
+// after the node before anybody preempts for it again.
 //
 // What has changed while the round went on may have gone unnoticed: room that came up at a replica after it refused the pod,
 // and before the last one looked. So if the pod seems to fit where it was refused, another round begins, later each time.

@@ -86,8 +86,8 @@ type work interface {
 //     that are tried without it, as a nominated one is. The snapshot shows all nodes, so spread and affinity count all pods.
 //   - PostFilter, before all others, finds out whether a pod that fits on none of them would fit on another replica's nodes,
 //     and then stops the plugins after it: it moves on. As long as another replica may have something to preempt it lets
-//     preemption here have its try, and tells the plugins after it to ask for nothing. A pod that moves on loses its nominated
-//     node, unless it goes there. It reads the snapshot, and writes nothing.
+//     preemption here have its try, and tells the plugins after it to ask for nothing. A pod that moves on loses its
+//     nominated node, unless it goes there. It reads the snapshot, and writes nothing.
 //   - Reserve, Unreserve and Bind hold the right to bind, as above. Bind stands before DefaultBinder.
 //   - SignPod adds nothing to a signature: the nodes are the same for all pods that this replica holds, and a node that a batch
 //     suggests goes through Filter and Reserve.
@@ -361,8 +361,9 @@ func (s *schedulers) podSeen(obj any) {
 	s.seat.Progressed()
 }
 
-// take notes a pod as it is now, and reports whether it has come to be held here: it was handed on to this replica, or its key
-// has changed. A controller adopts a pod, somebody edits its annotation; and a replica that starts later knows no other key.
+// take notes a pod as it is now, and reports whether it has come to be held here: it was handed on to this replica, or its
+// key has changed. A controller adopts a pod, somebody edits its annotation; and a replica that starts later knows no other
+// key.
 func (s *schedulers) take(pod *corev1.Pod) bool {
 	w := s.pods[pod.UID]
 	if w == nil {

@@ -211,8 +211,8 @@ func (p *VNAffinity) PostFilter(
 	return p.schedulers.postFilter(ctx, state, pod)
 }
 
-// postFilter takes the pod's nominated node back if it moves on from there, or is to: the plugin that does so otherwise is not
-// asked then, and the node's room would be kept for a pod that waits elsewhere.
+// postFilter takes the pod's nominated node back if it moves on from there, or is to: the plugin that does so otherwise is
+// not asked then, and the node's room would be kept for a pod that waits elsewhere.
 func (s *schedulers) postFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod) (*fwk.PostFilterResult, *fwk.Status) {
 	c := cycleOf(state)
 	switch {
@@ -290,8 +290,8 @@ func (n nomination) promisedAt() string {
 	return n.at
 }
 
-// unless returns what takes the nomination back, and nil if the pod goes to the replica that owns the node, or may have to come
-// back for what is ending there.
+// unless returns what takes the nomination back, and nil if the pod goes to the replica that owns the node, or may have to
+// come back for what is ending there.
 func (n nomination) unless(to string) *fwk.PostFilterResult {
 	if n.promised || n.at == to {
 		return nil
@@ -394,8 +394,8 @@ func mayPreempt(pod *corev1.Pod) bool {
 	return pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != corev1.PreemptNever
 }
 
-// anyNode runs the profile's filters on nodes until one gives the answer. A filter that fails for want of what its PreFilter did
-// not get to prepare counts as giving it: the replica that owns the node finds out.
+// anyNode runs the profile's filters on nodes until one gives the answer. A filter that fails for want of what its
+// PreFilter did not get to prepare counts as giving it: the replica that owns the node finds out.
 func (s *schedulers) anyNode(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo, answer func(fwk.Code) bool) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -446,9 +446,9 @@ func (s *schedulers) events() []fwk.ClusterEventWithHint {
 	return events
 }
 
-// nodeHelps reports whether what happened to a node may let a pod in where its last cycle did not try. One that comes, goes or
-// changes its labels changes what is in a domain, whoever owns the domain's other nodes. Taints may decide which nodes count
-// for a spread.
+// nodeHelps reports whether what happened to a node may let a pod in where its last cycle did not try. One that comes, goes
+// or changes its labels changes what is in a domain, whoever owns the domain's other nodes. Taints may decide which nodes
+// count for a spread.
 func (s *schedulers) nodeHelps(pod *corev1.Pod, before, after any) bool {
 	then, _ := before.(*corev1.Node)
 	now, _ := after.(*corev1.Node)

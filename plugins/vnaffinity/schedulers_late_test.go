@@ -37,8 +37,8 @@ func TestOldNewsIsNoNews(t *testing.T) {
 	}
 }
 
-// A pod's key may change while it waits. A replica that starts afterwards knows the new one only, and two that went by different
-// keys would each leave the pod to the other.
+// A pod's key may change while it waits. A replica that starts afterwards knows the new one only, and two that went by
+// different keys would each leave the pod to the other.
 func TestAPodIsAtHomeWhereItsKeyIsNow(t *testing.T) {
 	yes := true
 	key := func(node string) func(*corev1.Pod) {

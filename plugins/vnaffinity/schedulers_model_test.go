@@ -401,7 +401,7 @@ func (a *actor) time() bool {
 	return len(timers) > 0
 }
 
-func (w *fleet) any(pods map[types.UID]*corev1.Pod, which func(*corev1.Pod) bool) *corev1.Pod {
+func (w *fleet) draw(pods map[types.UID]*corev1.Pod, which func(*corev1.Pod) bool) *corev1.Pod {
 	var names []types.UID
 	for uid, pod := range pods {
 		if which(pod) {
@@ -426,11 +426,11 @@ func (w *fleet) step() {
 		w.made++
 		w.put(at(node.Draw(w.t, "home"), fmt.Sprint("p", w.made), "1"))
 	case 2:
-		if pod := w.any(w.pods, runs); pod != nil {
+		if pod := w.draw(w.pods, runs); pod != nil {
 			w.remove(pod)
 		}
 	case 3:
-		if pod := w.any(w.pods, waits); pod != nil {
+		if pod := w.draw(w.pods, waits); pod != nil {
 			switch rapid.IntRange(0, 2).Draw(w.t, "how") {
 			case 0:
 				w.remove(pod)
@@ -459,7 +459,7 @@ func (w *fleet) step() {
 			}
 		}
 	case 9:
-		if pod := w.any(w.pods, waits); pod != nil {
+		if pod := w.draw(w.pods, waits); pod != nil {
 			a.move(pod.UID, rapid.Bool().Draw(w.t, "answered"))
 		}
 	case 10:
@@ -499,8 +499,8 @@ func (w *fleet) rest() {
 	w.t.Fatal("it goes on without end")
 }
 
-// Whatever happens, and in whatever order schedulers hear of it, no node is filled twice, no pod is forgotten while a node has
-// room for it, and one scheduler asks for capacity for each pod that is left.
+// Whatever happens, and in whatever order schedulers hear of it, no node is filled twice, no pod is forgotten while a node
+// has room for it, and one scheduler asks for capacity for each pod that is left.
 func TestNoPodIsForgotten(t *testing.T) {
 	client := clientsetfake.NewClientset()
 	rapid.Check(t, func(t *rapid.T) {

@@ -71,8 +71,8 @@ func (s *schedulers) hasMoved(uid types.UID, pod *corev1.Pod) bool {
 	return s.holds(w)
 }
 
-// early returns for how long the pod is still to stay. The queue keeps the first of two times at which a pod is to come up, and
-// the pod may have been tried again since that was set: then preemption has had no time yet.
+// early returns for how long the pod is still to stay. The queue keeps the first of two times at which a pod is to come up,
+// and the pod may have been tried again since that was set: then preemption has had no time yet.
 func (s *schedulers) early(uid types.UID) time.Duration {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -116,8 +116,8 @@ func (s *schedulers) moving(uid types.UID) (pod *corev1.Pod, h *hop, stays *core
 	return w.pod, w.next, nil
 }
 
-// promised reports whether preemption has been asked in the pod's last cycle, and the pod has a nominated node: by its status, or
-// by what the scheduler knows before the API server has been told.
+// promised reports whether preemption has been asked in the pod's last cycle, and the pod has a nominated node: by its
+// status, or by what the scheduler knows before the API server has been told.
 func (s *schedulers) promised(uid types.UID) bool {
 	s.mu.RLock()
 	w := s.pods[uid]

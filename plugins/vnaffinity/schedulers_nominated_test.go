@@ -83,8 +83,8 @@ func TestANominationDoesNotOutliveThePodsStay(t *testing.T) {
 	}
 }
 
-// The scheduler knows of a nomination before the API server has been told, and that may take longer than preemption is waited
-// for.
+// The scheduler knows of a nomination before the API server has been told, and that may take longer than preemption is
+// waited for.
 func TestAPodThatWasJustPromisedANodeStays(t *testing.T) {
 	pod := urgent("")
 	r := newReplica(t, pod)
@@ -158,8 +158,8 @@ func TestAnotherAttemptGivesPreemptionItsTime(t *testing.T) {
 	}
 }
 
-// A nominated node may go to another replica, or be on its way, while pods are ending there for the pod. It goes after the node:
-// to preempt again would end twice as many.
+// A nominated node may go to another replica, or be on its way, while pods are ending there for the pod. It goes after the
+// node: to preempt again would end twice as many.
 func TestAPodGoesAfterTheNodeThatIsClearedForIt(t *testing.T) {
 	for _, test := range []struct {
 		name, nominated, want string
