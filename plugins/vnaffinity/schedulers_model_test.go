@@ -56,6 +56,7 @@ type actor struct {
 	heard    int
 	queue    map[types.UID]bool // the pods without a node that it knows, and whether they are to be tried
 	assumed  map[types.UID]*corev1.Pod
+	flies    *flight
 	timers   []func()
 	written  map[types.UID]*corev1.Pod // hops that are written, and not answered yet
 }
@@ -311,8 +312,12 @@ func (a *actor) see() []fwk.NodeInfo {
 	return infos
 }
 
-// schedule tries one pod.
+// schedule tries one pod, once the one before has landed.
 func (a *actor) schedule(uid types.UID) {
+	a.land()
+	if !a.queue[uid] {
+		return
+	}
 	w, ctx := a.w, context.Background()
 	a.queue[uid] = false
 	pod := a.s.pods[uid].pod
@@ -325,10 +330,7 @@ func (a *actor) schedule(uid types.UID) {
 			if !a.RunFilterPluginsWithNominatedPods(ctx, state, pod, info).IsSuccess() {
 				continue
 			}
-			if !a.s.reserve(state, pod, node).IsSuccess() {
-				return
-			}
-			a.bind(uid, node)
+			a.flies = &flight{pod, node, state}
 			return
 		}
 	}
@@ -341,6 +343,26 @@ func (a *actor) schedule(uid types.UID) {
 	if w.settled() && !w.forged[uid] && w.pods[uid] != nil && len(w.on) < len(fleetNodes) {
 		w.t.Fatalf("%s asks for capacity for %s, and everybody knows that there is room", a.seat.name, uid)
 	}
+}
+
+// A flight is a cycle that has found a node, and has not taken it yet.
+type flight struct {
+	pod   *corev1.Pod
+	node  string
+	state fwk.CycleState
+}
+
+// land ends the cycle that is under way.
+func (a *actor) land() bool {
+	f := a.flies
+	if f == nil {
+		return false
+	}
+	a.flies = nil
+	if a.s.reserve(f.state, f.pod, f.node).IsSuccess() {
+		a.bind(f.pod.UID, f.node)
+	}
+	return true
 }
 
 // settled reports whether everybody has heard everything, and no node is on its way.
@@ -421,7 +443,7 @@ func runs(pod *corev1.Pod) bool  { return pod.Spec.NodeName != "" }
 func (w *fleet) step() {
 	a := rapid.SampledFrom(w.actors).Draw(w.t, "who")
 	node := rapid.SampledFrom(fleetNodes)
-	switch rapid.IntRange(0, 13).Draw(w.t, "what") {
+	switch rapid.IntRange(0, 14).Draw(w.t, "what") {
 	case 0, 1:
 		w.made++
 		w.put(at(node.Draw(w.t, "home"), fmt.Sprint("p", w.made), "1"))
@@ -463,6 +485,8 @@ func (w *fleet) step() {
 			a.move(pod.UID, rapid.Bool().Draw(w.t, "answered"))
 		}
 	case 10:
+		a.land()
+	case 11:
 		w.restart(a, rapid.SampledFrom(w.actors).Draw(w.t, "to").seat.name)
 	default:
 		a.hear()
@@ -478,6 +502,7 @@ func (w *fleet) rest() {
 			for a.hear() {
 				busy = true
 			}
+			busy = a.land() || busy
 			busy = a.time() || busy
 			for uid := range maps.Clone(a.written) {
 				busy = a.move(uid, true) || busy
@@ -506,7 +531,7 @@ func TestNoPodIsForgotten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newFleet(t, client)
 		defer w.stop()
-		for range rapid.IntRange(0, 60).Draw(t, "steps") {
+		for range rapid.IntRange(0, 200).Draw(t, "steps") {
 			w.step()
 		}
 		w.rest()
