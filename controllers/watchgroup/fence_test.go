@@ -22,7 +22,7 @@ import (
 
 // The fence: what a member's Pod writes to an object of another member is refused by the API server.
 func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
-	e := deploy(t, all, nil).guarded()
+	e := deploy(t, all, slowLease).guarded()
 	k := newCast(t, e.c, e.group)
 	clients, err := kubernetes.NewForConfig(apiServer)
 	if err != nil {
