@@ -35,7 +35,7 @@ import (
 )
 
 // patience is how long a condition may take to come true on a slow machine. No test waits for it when all is well.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var fastConnect = grpc.ConnectParams{
 	Backoff:           grpcbackoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
