@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -402,6 +404,43 @@ func TestOptingInLaterLabelsChildrenFirst(t *testing.T) {
 		return ""
 	})
 	e.wantLabels(child, e.key(parentKind, "p"))
+}
+
+// Children are seen by another watch than their parents, which may be behind.
+func TestAChildThatIsSeenLateIsLabelledBeforeItsParent(t *testing.T) {
+	c, ns := api(t)
+	e := &everything{t: t, c: c, namespace: ns}
+	e.group = newGroup(t, c, ns, family)
+	e.process = start(t, apiServer, Options{Backfill: true})
+	labelled := func(o *unstructured.Unstructured) {
+		t.Helper()
+		eventually(t, o.GetName()+" is labelled", func() string {
+			if read(e.get(o)) == (labels{}) {
+				return "not yet"
+			}
+			return ""
+		})
+	}
+	labelled(e.create(e.object(parentKind, "first", optIn))) // all is watched
+	parent := e.create(e.object(parentKind, "p", nil))
+	late := make(chan struct{})
+	e.writes.late.Store(&late)
+	release := sync.OnceFunc(func() { e.writes.late.Store(nil); close(late) })
+	defer release()
+	child := e.create(e.object(childKind, "c", nil, parent))
+	patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`,
+		sharding.AnnotationLoadBalanced))
+	if err := c.Patch(t.Context(), parent, patch); err != nil {
+		t.Fatal(err)
+	}
+	labelled(e.create(e.object(parentKind, "without-children", optIn)))
+	release()
+	labelled(parent)
+	labelled(child)
+	if n, err := resourceversion.CompareResourceVersion(child.GetResourceVersion(), parent.GetResourceVersion()); err != nil || n >= 0 {
+		t.Errorf("the parent was labelled at version %s, and its child at %s (%v)", parent.GetResourceVersion(),
+			child.GetResourceVersion(), err)
+	}
 }
 
 // While the webhook is down objects are created all the same. They are labelled later, and so are those whose labels are none
