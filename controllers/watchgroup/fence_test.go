@@ -82,6 +82,14 @@ func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
 	for i := range 20 {
 		o := e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn))
 		own, other := owner(o)
+		if !seen[own] {
+			eventually(t, "the fence knows what "+own+" owns", func() string {
+				if err := writer[own].Patch(t.Context(), o.DeepCopy(), touch, client.DryRunAll); err != nil {
+					return err.Error()
+				}
+				return ""
+			})
+		}
 		seen[own] = true
 		eventually(t, "the fence stands", func() string {
 			err := writer[other].Patch(t.Context(), o.DeepCopy(), touch)

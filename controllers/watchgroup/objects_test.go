@@ -181,6 +181,13 @@ func (e *everything) guarded() *everything {
 		}
 		return ""
 	})
+	eventually(e.t, "the webhook may read owners", func() string {
+		o := e.object(childKind, "probe", nil, probe)
+		if err := e.c.Create(e.t.Context(), o, client.DryRunAll); err != nil || read(o) == (labels{}) {
+			return fmt.Sprintf("not yet: %v", err)
+		}
+		return ""
+	})
 	if err := e.c.Delete(e.t.Context(), probe); err != nil {
 		e.t.Fatal(err)
 	}
