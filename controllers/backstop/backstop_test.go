@@ -140,9 +140,10 @@ func TestPodThatNoNodeHelpsGetsOneEventAndNoRequest(t *testing.T) {
 }
 
 func TestPodThatNamesANodeIsToldOnlyWhereTheNodeDoesNotExist(t *testing.T) {
-	c, ns := start(t, nil)
+	c, cached, ns := startCached(t, nil)
 	node := builders.Node(ns + "-there").Obj()
 	create(t, c, node)
+	shown(t, cached, node)
 	create(t, c, builders.Pod(ns, "fine").Requests("cpu", "1").Node(node.Name).Obj())
 	create(t, c, builders.Pod(ns, "lost").Requests("cpu", "1").Node(ns+"-gone").Obj())
 	// What comes after both have been looked at.
@@ -169,8 +170,10 @@ func TestPodThatNamesANodeIsToldOnlyWhereTheNodeDoesNotExist(t *testing.T) {
 
 func TestOfferingThatComesLaterHelps(t *testing.T) {
 	var system string
-	c, ns := start(t, func(o *Options) { system = o.Namespace })
-	create(t, c, inNamespace(system, builders.AvailableCapacity("small", 5).Resources("cpu", "4").Obj()))
+	c, cached, ns := startCached(t, func(o *Options) { system = o.Namespace })
+	small := inNamespace(system, builders.AvailableCapacity("small", 5).Resources("cpu", "4").Obj())
+	create(t, c, small)
+	shown(t, cached, small)
 	pod := builders.Pod(ns, "big").Requests("cpu", "16").Obj()
 	unschedulable(t, c, pod)
 	eventually(t, "an event", func(ctx context.Context) (bool, error) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-logr/logr/testr"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -26,7 +28,7 @@ import (
 )
 
 // patience is how long a condition may take to come true on a slow machine. No test waits for it when all is well.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 var apiServer *rest.Config
 
@@ -71,6 +73,14 @@ func scheme(t *testing.T) *runtime.Scheme {
 // start runs a manager with the back-stop, and returns a client and a namespace of the test's own.
 func start(t *testing.T, change func(*Options)) (client.Client, string) {
 	t.Helper()
+	c, _, ns := startCached(t, change)
+	return c, ns
+}
+
+// startCached is start, and returns what the back-stop reads, too. All that it may read of is listed: on a slow machine it
+// would else ask for capacity, as it does where it cannot read.
+func startCached(t *testing.T, change func(*Options)) (_ client.Client, cached client.Reader, namespace string) {
+	t.Helper()
 	c, err := client.New(apiServer, client.Options{Scheme: scheme(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +121,23 @@ func start(t *testing.T, change func(*Options)) (client.Client, string) {
 			t.Error(err)
 		}
 	})
-	return c, ns.Name
+	for _, kind := range []client.Object{
+		&corev1.Pod{}, &corev1.Node{}, &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.StorageClass{},
+		&resourcev1.ResourceClaim{}, &fleetv1alpha1.AvailableCapacity{},
+	} {
+		if _, err := mgr.GetCache().GetInformer(t.Context(), kind); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, mgr.GetCache(), ns.Name
+}
+
+// shown waits until the back-stop sees an object: what comes after it may be seen before.
+func shown(t *testing.T, cached client.Reader, obj client.Object) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%T %s is seen", obj, obj.GetName()), func(ctx context.Context) (bool, error) {
+		return cached.Get(ctx, client.ObjectKeyFromObject(obj), obj.DeepCopyObject().(client.Object)) == nil, nil
+	})
 }
 
 func create(t *testing.T, c client.Client, obj client.Object) {

@@ -25,6 +25,8 @@ type hintReconciler struct {
 	namespace string
 	feed      *feed
 	log       logr.Logger
+
+	written unseen
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -38,6 +40,9 @@ func (r *hintReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	exists := err == nil
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("reading AvailableCapacity %s: %w", req.Name, err)
+	}
+	if wait := r.written.wait(req.Name, shownIf(exists, hint)); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	spec := state.offerings[req.Name]
 	if exists && hint.Labels[fleetv1alpha1.LabelManagedBy] != fleetv1alpha1.ManagedByManager {
@@ -56,6 +61,7 @@ func (r *hintReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		if err := r.client.Delete(ctx, hint, client.Preconditions{UID: &hint.UID}); client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, fmt.Errorf("deleting AvailableCapacity %s: %w", req.Name, err)
 		}
+		r.written.deleted(hint)
 		return ctrl.Result{}, nil
 	case !exists:
 		hint = &fleetv1alpha1.AvailableCapacity{Spec: *spec}
@@ -67,12 +73,14 @@ func (r *hintReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 			}
 			return ctrl.Result{}, fmt.Errorf("creating AvailableCapacity %s: %w", req.Name, err)
 		}
+		r.written.wrote(hint)
 	case !apiequality.Semantic.DeepEqual(hint.Spec, *spec):
 		before := hint.DeepCopy()
 		hint.Spec = *spec
 		if err := r.client.Patch(ctx, hint, client.MergeFrom(before)); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("updating AvailableCapacity %s: %w", req.Name, err))
 		}
+		r.written.wrote(hint)
 	}
 	if err := r.refresh(ctx, hint, state.receivedAt); err != nil {
 		return ctrl.Result{}, err
@@ -90,5 +98,6 @@ func (r *hintReconciler) refresh(ctx context.Context, hint *fleetv1alpha1.Availa
 	if err := r.client.Status().Patch(ctx, hint, client.MergeFrom(before)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("writing the status of AvailableCapacity %s: %w", hint.Name, err))
 	}
+	r.written.wrote(hint)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,10 +20,21 @@ import (
 	"github.com/drover-sh/drover/internal/builders"
 )
 
-// competes makes an operator one that has to lead before it acts.
-func competes(o *ctrl.Options) {
-	o.LeaderElection, o.LeaderElectionID, o.LeaderElectionNamespace = true, "rollup-test", fleetv1alpha1.SystemNamespace
-	o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = ptr.To(2*time.Second), ptr.To(time.Second), ptr.To(100*time.Millisecond)
+// competes makes an operator one that has to lead before it acts, and ends when it could not renew its lease for that long.
+func competes(renewDeadline time.Duration) func(*ctrl.Options) {
+	return func(o *ctrl.Options) {
+		o.LeaderElection, o.LeaderElectionID, o.LeaderElectionNamespace = true, "rollup-test", fleetv1alpha1.SystemNamespace
+		o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = ptr.To(2*renewDeadline), &renewDeadline, ptr.To(100*time.Millisecond)
+	}
+}
+
+// nobodyLeads takes the lease away, as if it had run out.
+func nobodyLeads(t *testing.T, c client.Client) {
+	t.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: fleetv1alpha1.SystemNamespace, Name: "rollup-test"}}
+	if err := c.Delete(t.Context(), lease); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
 }
 
 // An operator that can no longer renew its lease, in the midst of a burst and of a drain, stops: no roll-up, no feed, no
@@ -41,7 +53,8 @@ func TestAnOperatorThatLosesItsLeaseStops(t *testing.T) {
 	}
 	autoscaler, conn := newScripted(t)
 	autoscaler.say(&fleetpb.FeedState{Reclaims: []*fleetpb.Reclaim{{Id: "r-1", Candidates: []string{"m-00"}, Count: 1}}})
-	first := operateAs(t, conn, testConfig(), competes)
+	nobodyLeads(t, c)
+	first := operateAs(t, conn, testConfig(), competes(5*time.Second))
 	eventually(t, func() error {
 		return is(autoscaler.rollupCount() > 0 && autoscaler.subscribers() == 1 && autoscaler.hasReported("m-00", stateDraining) &&
 			first.metric("drover_rollup_evictions_total") > 0, "not in the midst of everything yet: %d roll-ups, %d subscribers, %v, %v evictions",
@@ -65,7 +78,8 @@ func TestAnOperatorThatLosesItsLeaseStops(t *testing.T) {
 		t.Errorf("%d roll-ups after the end", got-sent)
 	}
 
-	operateAs(t, conn, testConfig(), competes)
+	nobodyLeads(t, c)
+	operateAs(t, conn, testConfig(), competes(time.Minute))
 	wantReported(t, autoscaler, "m-00", stateDrained)
 	eventually(t, func() error {
 		last := autoscaler.lastRollup()

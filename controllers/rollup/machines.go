@@ -40,6 +40,8 @@ type machineReconciler struct {
 	reports   *reporter
 	clock     clock.PassiveClock
 	log       logr.Logger
+
+	nodes, announced unseen // Nodes and UpcomingNodes
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -129,7 +131,7 @@ func belongs(node *corev1.Node, m *machine) bool {
 
 // label makes the node's identity durable.
 func (r *machineReconciler) label(ctx context.Context, id string, node *corev1.Node) error {
-	if node.Labels[fleetv1alpha1.LabelMachine] == id {
+	if unseen := r.nodes.wait(node.Name, node) > 0; unseen || node.Labels[fleetv1alpha1.LabelMachine] == id {
 		return nil
 	}
 	before := node.DeepCopy()
@@ -140,6 +142,7 @@ func (r *machineReconciler) label(ctx context.Context, id string, node *corev1.N
 	if err := r.client.Patch(ctx, node, client.MergeFrom(before)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("labelling node %s as machine %s: %w", node.Name, id, err))
 	}
+	r.nodes.wrote(node)
 	r.log.Info("A machine's node has appeared", "machine", id, "node", node.Name)
 	return nil
 }
@@ -180,6 +183,9 @@ func (r *machineReconciler) announce(ctx context.Context, id string, m *machine,
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("reading UpcomingNode %s: %w", id, err)
 	}
+	if wait := r.announced.wait(id, shownIf(exists, un)); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
 	if exists && un.Labels[fleetv1alpha1.LabelManagedBy] != fleetv1alpha1.ManagedByManager {
 		if m != nil {
 			r.log.V(1).Info("An UpcomingNode that this operator did not write has the machine's name", "machine", id)
@@ -200,6 +206,7 @@ func (r *machineReconciler) announce(ctx context.Context, id string, m *machine,
 			if err := r.client.Delete(ctx, un, client.Preconditions{UID: &un.UID}); client.IgnoreNotFound(err) != nil {
 				return ctrl.Result{}, fmt.Errorf("deleting UpcomingNode %s: %w", id, err)
 			}
+			r.announced.deleted(un)
 		}
 		if m != nil {
 			// Still listed: the autoscaler may have taken the report and lost it.
@@ -223,12 +230,14 @@ func (r *machineReconciler) announce(ctx context.Context, id string, m *machine,
 			}
 			return ctrl.Result{}, fmt.Errorf("creating UpcomingNode %s: %w", id, err)
 		}
+		r.announced.wrote(un)
 	case !apiequality.Semantic.DeepEqual(un.Spec, m.spec):
 		before := un.DeepCopy()
 		un.Spec = m.spec
 		if err := r.client.Patch(ctx, un, client.MergeFrom(before)); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("updating UpcomingNode %s: %w", id, err))
 		}
+		r.announced.wrote(un)
 	}
 	return ctrl.Result{}, r.writeStatus(ctx, un, m, node)
 }
@@ -262,6 +271,7 @@ func (r *machineReconciler) writeStatus(ctx context.Context, un *fleetv1alpha1.U
 	if err := r.client.Status().Patch(ctx, un, client.MergeFrom(before)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("writing the status of UpcomingNode %s: %w", un.Name, err))
 	}
+	r.announced.wrote(un)
 	return nil
 }
 

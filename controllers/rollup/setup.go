@@ -211,8 +211,9 @@ func addFeed(mgr manager.Manager, opts Options, metrics *Metrics) error {
 	o.reports.onAcknowledged = func(ids []string) { o.machineTrigger.add(ids...) }
 
 	o.machines = &machineReconciler{client: c, namespace: namespace, feed: o.feed, reports: o.reports, clock: opts.Clock,
-		log: log.WithName("machine")}
-	o.hints = &hintReconciler{client: c, namespace: namespace, feed: o.feed, log: log.WithName("hint")}
+		log: log.WithName("machine"), nodes: unseen{clock: opts.Clock}, announced: unseen{clock: opts.Clock}}
+	o.hints = &hintReconciler{client: c, namespace: namespace, feed: o.feed, log: log.WithName("hint"),
+		written: unseen{clock: opts.Clock}}
 	refused := &refusals{until: map[string]time.Time{}}
 	o.chooser = &chooser{client: c, feed: o.feed, reports: o.reports, maxDrains: int(cfg.MaxConcurrentDrains),
 		retry: cfg.RetryPeriod.Duration, clock: opts.Clock, metrics: metrics, log: log.WithName("reclaim"),

@@ -315,24 +315,40 @@ func TestMembersComeAndGo(t *testing.T) {
 	if got := w.holder("d"); got == "" {
 		t.Error("the lease of a member that has died is free")
 	}
+	w.runOut("d")
 	w.shared(a, c)
+	close(stop)
+	writing.Wait()
+	w.users(n, 3)
+	w.reconciled(n, 3)
+	w.check()
+}
 
-	before := c.group.member.session()
-	c.gate.close() // is cut off
-	eventually(t, "c is fenced", func() error {
-		if err := c.group.Ready(nil); err == nil {
+// A member that is cut off stops by its own clock, is replaced, and comes back as another session.
+func TestAMemberThatIsCutOffIsReplaced(t *testing.T) {
+	c := api(t)
+	w := newWorldOn(t, apiServer, c, leasesFor(4*time.Second))
+	const n = 40
+	w.users(n, 1)
+	a, b := w.join("a", nil), w.join("b", nil)
+	w.shared(a, b)
+	w.reconciled(n, 1)
+	stop := w.writing(n, 2)
+	before := b.group.member.session()
+	b.gate.close()
+	eventually(t, "b is fenced", func() error {
+		if err := b.group.Ready(nil); err == nil {
 			return errors.New("it is ready")
 		}
 		return nil
 	})
 	w.shared(a)
-	c.gate.open()
-	w.shared(a, c)
-	if c.group.member.session() == before {
+	b.gate.open()
+	w.shared(a, b)
+	if b.group.member.session() == before {
 		t.Error("a member that was cut off came back under its old session")
 	}
-	close(stop)
-	writing.Wait()
+	stop()
 	w.users(n, 3)
 	w.reconciled(n, 3)
 	w.check()

@@ -215,6 +215,7 @@ func TestKeysAreDividedAndHandedOver(t *testing.T) {
 	b.stop()
 	settled("b has left", a, c)
 	a.stop() // without a word
+	w.runOut("a")
 	settled("a has crashed", c)
 
 	k.mu.Lock()
@@ -228,7 +229,10 @@ func TestKeysAreDividedAndHandedOver(t *testing.T) {
 }
 
 func TestWritesByKeyNeedOwnership(t *testing.T) {
-	w := newWorld(t)
+	c := api(t)
+	w := newWorldOn(t, apiServer, c, func(s *lbv1alpha1.WatchGroupSpec) {
+		s.Lease.RetryPeriod = &metav1.Duration{Duration: time.Minute} // nothing is acquired again before the test is over
+	})
 	k := &keyed{t: t, at: map[string]string{}, last: map[string]string{}, taken: map[string]map[Turn]bool{}, lost: map[string]int{}}
 	p := w.joinByKey(k, "a", 4*time.Second)
 	eventually(t, "the first grant", func() error {

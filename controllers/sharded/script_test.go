@@ -25,7 +25,7 @@ import (
 )
 
 // patience is how long a condition may take to come true on a slow machine. No test waits for it when all is well.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func eventually(t interface {
 	Helper()

@@ -215,7 +215,10 @@ func TestShardRangeMembersComeAndGo(t *testing.T) {
 		"UID":       {byUID, 1, false, buildNoter, (*world).noted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorldOn(t, config, c, tc.change).spread(tc.spaces)
+			w := newWorldOn(t, config, c, func(s *lbv1alpha1.WatchGroupSpec) {
+				leasesFor(4 * time.Second)(s)
+				tc.change(s)
+			}).spread(tc.spaces)
 			w.build = tc.build
 			const n = 80
 			w.users(n, 1)

@@ -107,9 +107,20 @@ const (
 	groupName    = "parents"
 )
 
+// realPolicy is that of a group in which no Lease runs out, however long the machine stands still: a member that loses its
+// own begins anew, and what a test has seen that it owns is no longer so.
 var realPolicy = sharding.LeasePolicy{
-	LeaseDuration: 4 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 300 * time.Millisecond,
-	RequestTimeout: 1500 * time.Millisecond,
+	LeaseDuration: 10 * time.Minute, RenewDeadline: 5 * time.Minute, RetryPeriod: 300 * time.Millisecond,
+	RequestTimeout: time.Minute,
+}
+
+// leasesFor makes a group whose Leases run out after d.
+func leasesFor(d time.Duration) func(*lbv1alpha1.WatchGroupSpec) {
+	return func(s *lbv1alpha1.WatchGroupSpec) {
+		s.Lease.LeaseDuration = &metav1.Duration{Duration: d}
+		s.Lease.RenewDeadline = &metav1.Duration{Duration: d / 2}
+		s.Lease.RequestTimeout = &metav1.Duration{Duration: d * 3 / 8}
+	}
 }
 
 // A world is a WatchGroup in a namespace of its own, with a coordinator and whatever members a test starts.
@@ -123,8 +134,10 @@ type world struct {
 	// build adds the controller to a member's manager.
 	build func(p *participant) error
 	tape  *tape
+	lease time.Duration
 	mu    sync.Mutex
 	over  map[string]bool // sessions that the tape knows to have ended
+	dead  map[string]bool // members that have ended without a word, and whose Leases have run out since
 }
 
 func newWorld(t *testing.T) *world {
@@ -163,7 +176,8 @@ func newWorldOn(t *testing.T, config *rest.Config, c client.Client, change func(
 		t.Fatal(err)
 	}
 	w := &world{t: t, config: config, c: c, ns: ns.Name, by: by, spaces: []string{ns.Name}, build: buildParents,
-		tape: newTape(), over: make(map[string]bool)}
+		tape: newTape(), lease: wire.LeasePolicy(group.Spec).LeaseDuration, over: make(map[string]bool),
+		dead: make(map[string]bool)}
 	t.Cleanup(func() {
 		for _, space := range w.spaces {
 			for _, obj := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} {
@@ -231,8 +245,8 @@ func (d *driver) step(ctx context.Context) error {
 		}
 		d.holds[member] = holder
 		d.watch.Observe(sharding.LeaseRecord{Member: member, Session: holder, Renewal: l.ResourceVersion,
-			Duration: realPolicy.LeaseDuration}, bootTime())
-		if holder != "" && d.watch.Session(member, bootTime()) == "" {
+			Duration: d.lease}, bootTime())
+		if holder != "" && d.hasRunOut(member) {
 			l.Spec.HolderIdentity = nil
 			if err := d.c.Update(ctx, l); err != nil {
 				return err
@@ -284,6 +298,19 @@ func (d *driver) write(ctx context.Context, w sharding.Write, observed []shardin
 		note(history.Released)
 	}
 	return err
+}
+
+func (d *driver) hasRunOut(member string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.dead[member] || d.watch.Session(member, bootTime()) == ""
+}
+
+// runOut lets time pass until the Lease of a member that has ended without a word has run out.
+func (w *world) runOut(member string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dead[member] = true
 }
 
 func (w *world) ended(member, session string) {

@@ -174,7 +174,7 @@ func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vn
 		if f == nil {
 			continue
 		}
-		if err := b.pages(ctx, f.mapping, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&selector)}, func(o *metav1.PartialObjectMetadata) error {
+		if err := b.pages(ctx, f.mapping, metav1.NamespaceAll, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&selector)}, func(o *metav1.PartialObjectMetadata) error {
 			if vn, err := sharding.ParseVirtualNode(o.Labels[sharding.LabelVirtualNode], buckets.V); err == nil && vns.Has(vn) {
 				n++
 			}
@@ -186,12 +186,12 @@ func (b *Backfill) countIn(ctx context.Context, group *lbv1alpha1.WatchGroup, vn
 	return n, nil
 }
 
-// pages lists objects page by page. options select them.
-func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, options metav1.ListOptions,
+// pages lists objects of a namespace, or of all, page by page. options select them.
+func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, namespace string, options metav1.ListOptions,
 	do func(*metav1.PartialObjectMetadata) error) error {
 	options.Limit = auditPage
 	for {
-		list, err := b.Metadata.Resource(mapping.Resource).List(ctx, options)
+		list, err := b.Metadata.Resource(mapping.Resource).Namespace(namespace).List(ctx, options)
 		if err != nil {
 			return fmt.Errorf("listing %s: %w", mapping.Resource.GroupResource(), err)
 		}
@@ -250,7 +250,8 @@ func (b *Backfill) audits(ctx context.Context) {
 // a label never changes.
 func (b *Backfill) audit(ctx context.Context, all map[schema.GroupResource]scheme, s scheme, mapping *meta.RESTMapping) error {
 	var errs []error
-	err := b.pages(ctx, mapping, metav1.ListOptions{LabelSelector: sharding.LabelVirtualNode}, func(o *metav1.PartialObjectMetadata) error {
+	labelled := metav1.ListOptions{LabelSelector: sharding.LabelVirtualNode}
+	err := b.pages(ctx, mapping, metav1.NamespaceAll, labelled, func(o *metav1.PartialObjectMetadata) error {
 		carried := read(o)
 		if _, ok := carried.valid(s.buckets); ok {
 			return nil

@@ -110,7 +110,7 @@ func TestSpecsAreValidatedByTheAPIServer(t *testing.T) {
 // kubectl answers: who owns what, is anything moving, is anything unowned?
 func TestColumnsAnswerWhoOwnsWhat(t *testing.T) {
 	c, ns := api(t)
-	k := newCast(t, c, newGroup(t, c, ns, nil))
+	k := newCast(t, c, newGroup(t, c, ns, slowLease))
 	start(t, apiServer, coordinate)
 	k.join("a", nil)
 	k.share(map[string]int{"a": 100})

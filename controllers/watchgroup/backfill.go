@@ -32,7 +32,8 @@ import (
 // that it costs nothing once all are labelled.
 //
 // An object is labelled after everything that it owns, because from then on a member reconciles it and must find its
-// children. Nothing is labelled before the unlabelled objects of all resources have been listed.
+// children. Nothing is labelled before the unlabelled objects of all resources have been listed, and what an object owns is
+// looked for at the API server where a watch may not have shown it yet.
 type Backfill struct {
 	// Groups reads WatchGroups, from a cache.
 	Groups   client.Reader
@@ -73,6 +74,9 @@ type feed struct {
 	mapping  *meta.RESTMapping
 	informer cache.SharedIndexInformer
 	cancel   context.CancelFunc
+
+	shown  string               // the newest version that has been shown, of objects of the resource
+	owners map[within]*ownersOf // what lists have told of the objects' children
 
 	err         error     // the last one of its watch
 	first, last time.Time // of the errors since the watch has brought anything
@@ -203,8 +207,8 @@ func (b *Backfill) open(ctx context.Context, gr schema.GroupResource) (*feed, er
 		func(o *metav1.ListOptions) { o.LabelSelector = "!" + sharding.LabelVirtualNode }).Informer()
 	f := &feed{mapping: mapping, informer: informer}
 	_, handled := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { b.queue.Add(itemOf(gr, o)) },
-		UpdateFunc: func(_, o any) { b.queue.Add(itemOf(gr, o)) },
+		AddFunc:    func(o any) { b.shows(f, o); b.queue.Add(itemOf(gr, o)) },
+		UpdateFunc: func(_, o any) { b.shows(f, o); b.queue.Add(itemOf(gr, o)) },
 		DeleteFunc: func(o any) { b.gone(gr, o) },
 	})
 	if err := errors.Join(handled, informer.SetTransform(stripManagedFields),
@@ -342,6 +346,11 @@ func (b *Backfill) look(ctx context.Context, it item) (again time.Duration, err 
 		return 0, nil
 	}
 	b.waits(it, object.CreationTimestamp.Time)
+	if hidden, err := b.hidesChildren(ctx, f, it.resource, s.siblings, object); err != nil {
+		return 0, err
+	} else if hidden {
+		return syncPeriod, nil
+	}
 	if children := b.unlabelled(byOwner, string(object.UID), s.siblings); len(children) > 0 {
 		// Each comes back here when it is labelled.
 		for gr, list := range children {

@@ -22,7 +22,7 @@ import (
 
 // The fence: what a member's Pod writes to an object of another member is refused by the API server.
 func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
-	e := deploy(t, all, nil).guarded()
+	e := deploy(t, all, slowLease).guarded()
 	k := newCast(t, e.c, e.group)
 	clients, err := kubernetes.NewForConfig(apiServer)
 	if err != nil {
@@ -82,6 +82,14 @@ func TestTheFenceRefusesWhatIsNotTheWritersOwn(t *testing.T) {
 	for i := range 20 {
 		o := e.create(e.object(parentKind, fmt.Sprintf("p%02d", i), optIn))
 		own, other := owner(o)
+		if !seen[own] {
+			eventually(t, "the fence knows what "+own+" owns", func() string {
+				if err := writer[own].Patch(t.Context(), o.DeepCopy(), touch, client.DryRunAll); err != nil {
+					return err.Error()
+				}
+				return ""
+			})
+		}
 		seen[own] = true
 		eventually(t, "the fence stands", func() string {
 			err := writer[other].Patch(t.Context(), o.DeepCopy(), touch)

@@ -94,18 +94,21 @@ func (m *member) kill() {
 
 // leave ends the member after it has been relieved, and releases its Lease.
 func (m *member) leave() {
-	m.mu.Lock()
-	m.m.Leave()
-	m.mu.Unlock()
 	eventually(m.t, m.id+" is relieved", func() string {
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		m.m.Leave() // again and again: a new session knows nothing of the wish of the last one
 		if !m.m.Relieved() {
 			return "owns " + m.m.Owned().String()
 		}
 		return ""
 	})
 	m.kill()
+	m.release()
+}
+
+// release takes an ended member's session out of its Lease.
+func (m *member) release() {
 	lease := m.readLease()
 	patch := client.MergeFrom(lease.DeepCopy())
 	lease.Spec.HolderIdentity = ptr.To("")
@@ -305,6 +308,27 @@ func (k *cast) share(want map[string]int) {
 	eventually(k.t, "Virtual Nodes are shared out", func() string {
 		if got := k.owned(); !equality.Semantic.DeepEqual(got, want) {
 			return fmt.Sprintf("they are %v, want %v", got, want)
+		}
+		return ""
+	})
+}
+
+// shareAlike waits until these members own everything in equal shares. Who has one more, where that cannot be, is whoever had
+// more before: not the same after a session has run out.
+func (k *cast) shareAlike(members ...string) {
+	k.t.Helper()
+	eventually(k.t, "Virtual Nodes are shared out", func() string {
+		got, all := k.owned(), int(k.group.Spec.VirtualNodes)
+		sum := 0
+		for _, id := range members {
+			n, ok := got[id]
+			if !ok || n < all/len(members) || n > (all+len(members)-1)/len(members) {
+				return fmt.Sprintf("they are %v", got)
+			}
+			sum += n
+		}
+		if sum != all || len(got) != len(members) {
+			return fmt.Sprintf("they are %v, want %d of %v", got, all, members)
 		}
 		return ""
 	})

@@ -15,7 +15,7 @@ func TestAnAPIServerRestartIsSurvived(t *testing.T) {
 	}
 	k.share(map[string]int{"a": 50, "b": 50})
 	k.join("c", nil)
-	k.share(map[string]int{"a": 34, "b": 33, "c": 33})
+	k.shareAlike("a", "b", "c")
 	b.kill()
 	k.share(map[string]int{"a": 50, "c": 50})
 	k.quiet(2)

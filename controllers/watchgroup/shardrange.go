@@ -67,7 +67,7 @@ func (b *Backfill) countInRanges(ctx context.Context, group *lbv1alpha1.WatchGro
 		if err != nil {
 			return 0, err
 		}
-		if err := b.pages(ctx, mapping, metav1.ListOptions{ShardSelector: selector}, func(o *metav1.PartialObjectMetadata) error {
+		if err := b.pages(ctx, mapping, metav1.NamespaceAll, metav1.ListOptions{ShardSelector: selector}, func(o *metav1.PartialObjectMetadata) error {
 			value := o.Namespace
 			if ranges.Key == sharding.ShardByUID {
 				value = string(o.UID)

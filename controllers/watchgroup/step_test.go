@@ -172,6 +172,10 @@ func (d *desk) says(member string, status sharding.SliceStatus) {
 	if err := d.c.Status().Patch(d.t.Context(), o, client.MergeFrom(before)); err != nil {
 		d.t.Fatal(err)
 	}
+	// The coordinator's handler sees the event before anybody looks. Without it the list may be one of a moment ago.
+	if t := d.r.known(client.ObjectKeyFromObject(d.group)); t != nil {
+		t.sawSlice(o.ResourceVersion)
+	}
 }
 
 // settles lets the members answer until nothing moves.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -156,10 +158,26 @@ type process struct {
 	writes *traffic
 }
 
+// late, when set, is waited for by what comes on watches of children.
 type traffic struct {
 	mu    sync.Mutex
 	count map[string]int
 	cut   atomic.Pointer[func(*http.Request) error]
+	late  atomic.Pointer[chan struct{}]
+}
+
+// A lateBody is a watch that falls behind.
+type lateBody struct {
+	io.ReadCloser
+	*traffic
+}
+
+func (b *lateBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if late := b.late.Load(); late != nil {
+		<-*late
+	}
+	return n, err
 }
 
 // errAnswerLost, from traffic.cut, lets a request land and loses its answer.
@@ -172,7 +190,11 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 func (w *traffic) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		if req.Method == http.MethodGet {
-			return next.RoundTrip(req)
+			res, err := next.RoundTrip(req)
+			if err == nil && req.URL.Query().Has("watch") && strings.HasSuffix(req.URL.Path, "/children") {
+				res.Body = &lateBody{res.Body, w}
+			}
+			return res, err
 		}
 		var lost error
 		if cut := w.cut.Load(); cut != nil {

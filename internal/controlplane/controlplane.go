@@ -170,6 +170,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	env := &envtest.Environment{
 		ErrorIfCRDPathMissing:    true,
 		CRDDirectoryPaths:        cp.options.CRDPaths,
+		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: time.Minute},
 		ControlPlaneStartTimeout: time.Minute,
 		ControlPlaneStopTimeout:  stopGrace,
 	}

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,6 +99,7 @@ type options struct {
 	coordinators int
 	apiServer    map[string][]string
 	work         time.Duration
+	lease        time.Duration // that of members, zero for leaseDuration
 }
 
 func start(t *testing.T, o options) *cluster {
@@ -206,6 +208,7 @@ func (c *cluster) ticks() {
 func (c *cluster) setUp(o options) {
 	c.t.Helper()
 	seconds := func(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
+	lease := cmp.Or(o.lease, leaseDuration)
 	for _, obj := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		&v1alpha1.Gate{
@@ -220,7 +223,7 @@ func (c *cluster) setUp(o options) {
 					{Group: v1alpha1.GroupVersion.Group, Resource: "children"},
 				},
 				Lease: lbv1alpha1.LeaseParameters{
-					LeaseDuration: seconds(leaseDuration), RenewDeadline: seconds(3 * time.Second),
+					LeaseDuration: seconds(lease), RenewDeadline: seconds(lease / 2),
 					RetryPeriod: seconds(500 * time.Millisecond), RequestTimeout: seconds(2 * time.Second),
 				},
 				NewcomerGrace: seconds(time.Second),

@@ -135,7 +135,7 @@ func (f *faults) let(kind string) bool {
 		})
 	default:
 		return f.on("kube-apiserver", kind, func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			f.restarts = append(f.restarts, time.Now()) // one at a time
 			if err := f.c.cp.RestartAPIServer(ctx); err != nil {

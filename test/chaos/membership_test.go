@@ -37,9 +37,9 @@ rules:
 `), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c := start(t, options{members: 3, coordinators: 1, handoff: lbv1alpha1.HandoffExclusive, apiServer: map[string][]string{
-		"audit-policy-file": {policy}, "audit-log-path": {log},
-	}})
+	// A member that loses its Lease, because the machine stands still, is one that dies and comes back.
+	c := start(t, options{members: 3, coordinators: 1, handoff: lbv1alpha1.HandoffExclusive, lease: 20 * time.Second,
+		apiServer: map[string][]string{"audit-policy-file": {policy}, "audit-log-path": {log}}})
 	newUsers(c, 1).create(300)
 	c.eventually("three members have their share", func(ctx context.Context) error { return c.settled(ctx, 3) })
 	c.eventually("every Parent has its Child", c.complete)
