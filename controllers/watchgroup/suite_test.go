@@ -32,7 +32,7 @@ import (
 )
 
 // patience is how long a condition may take to come true on a slow machine. No test waits for it when all is well.
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 var (
 	plane     *controlplane.ControlPlane
