@@ -107,6 +107,15 @@ func TestTheAlarmTellsForHowLongVirtualNodesAreUnowned(t *testing.T) {
 	}
 }
 
+// A look at an object may end after its resource has left the last group. Nobody would end the alarm for it then.
+func TestAnObjectOfAResourceThatIsNotFollowedDoesNotWait(t *testing.T) {
+	b := &Backfill{waiting: make(map[item]time.Time)}
+	b.waits(item{parentsResource, types.NamespacedName{Namespace: "ns", Name: "late"}}, time.Now().Add(-time.Hour))
+	if all := b.arrears(time.Now()); len(all) != 0 {
+		t.Errorf("nothing is followed, and it counts %v", all)
+	}
+}
+
 // The grace counts from when Virtual Nodes came to be unowned: another look does not make it start again, and none counts
 // before it is over.
 func TestUnownedObjectsAreCountedWhenTheGraceIsOver(t *testing.T) {
