@@ -107,6 +107,58 @@ func TestTheAlarmTellsForHowLongVirtualNodesAreUnowned(t *testing.T) {
 	}
 }
 
+// A look at an object may end after its resource has left the last group. Nobody would end the alarm for it then.
+func TestAnObjectOfAResourceThatIsNotFollowedDoesNotWait(t *testing.T) {
+	b := &Backfill{waiting: make(map[item]time.Time)}
+	b.waits(item{parentsResource, types.NamespacedName{Namespace: "ns", Name: "late"}}, time.Now().Add(-time.Hour))
+	if all := b.arrears(time.Now()); len(all) != 0 {
+		t.Errorf("nothing is followed, and it counts %v", all)
+	}
+}
+
+// The grace counts from when Virtual Nodes came to be unowned: another look does not make it start again, and none counts
+// before it is over.
+func TestUnownedObjectsAreCountedWhenTheGraceIsOver(t *testing.T) {
+	const now = time.Hour
+	for _, test := range []struct {
+		what       string
+		unownedFor time.Duration
+		counted    sharding.Instant
+		counts     bool
+		next       time.Duration // the next look, at the latest
+	}{
+		{"just now", 0, 0, false, unownedGrace},
+		{"half of the grace", unownedGrace / 2, 0, false, unownedGrace / 2},
+		{"the grace", unownedGrace, 0, true, countPeriod},
+		{"long, counted a moment ago", time.Hour, now - time.Second, false, countPeriod - time.Second},
+		{"long, counted a period ago", time.Hour, now - countPeriod, true, countPeriod},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			r := &Reconciler{Backfill: &Backfill{}}
+			group := &lbv1alpha1.WatchGroup{}
+			family(&group.Spec)
+			group.Status.UnownedObjects = 7
+			group.Status.Conditions = []metav1.Condition{{Type: lbv1alpha1.ConditionUnowned, Status: metav1.ConditionTrue,
+				LastTransitionTime: metav1.NewTime(time.Now().Add(-test.unownedFor))}}
+			tr, v := newTracker(), &view{timer: timer{now: now}}
+			tr.counted = test.counted
+			want := int32(7)
+			if test.counts {
+				want = 0 // there are no objects
+			}
+			if got := r.countUnowned(t.Context(), group, tr, v, sharding.SetOf(1)); got != want {
+				t.Errorf("%d objects are unowned, want %d", got, want)
+			}
+			if next := v.timer.next; next <= 0 || next > test.next {
+				t.Errorf("the next look is in %s, want %s at the latest", next, test.next)
+			}
+			if (tr.counted == now) != test.counts {
+				t.Errorf("counted at %s, it is %s", tr.counted, now)
+			}
+		})
+	}
+}
+
 // An audit looks at all pages of a list, and mends on each what no member selects; a key that was changed since moves nothing.
 func TestAnAuditLooksAtEveryPage(t *testing.T) {
 	c, ns := api(t)

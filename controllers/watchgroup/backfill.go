@@ -424,10 +424,13 @@ func (b *Backfill) synced(resources map[schema.GroupResource]bool) bool {
 	return true
 }
 
+// waits notes an object that is not labelled yet, unless its resource is not followed any more: nobody would strike it out.
 func (b *Backfill) waits(it item, created time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.waiting[it] = created
+	if b.feeds[it.resource] != nil {
+		b.waiting[it] = created
+	}
 }
 
 func (b *Backfill) settled(it item) {

@@ -577,6 +577,32 @@ func TestAWriteWithoutAnAnswerEndsTheClaim(t *testing.T) {
 	}
 }
 
+// A coordinator whose slices another one has taken over writes none of them for a while, and says when it looks again.
+func TestACoordinatorLeavesTheSlicesToTheOneThatTookThemOver(t *testing.T) {
+	d := newDesk(t, nil)
+	d.holds("a", "a1", nil)
+	d.settles("a")
+	first := d.r
+	d.restart()
+	d.looks()
+	second := d.r.tracker(client.ObjectKeyFromObject(d.group)).claim
+	if got := d.slice("a").Claim; got != second {
+		t.Fatalf("the slice has claim %q, want %q, so that nothing is taken over", got, second)
+	}
+	version := d.slice("a").Version
+	d.r = first
+	d.looksAgainWithin(yieldMax * 2)
+	if s := d.slice("a"); s.Claim != second || s.Version != version {
+		t.Errorf("the first coordinator has written the slice, which has claim %q, want %q", s.Claim, second)
+	}
+	d.now = first.tracker(client.ObjectKeyFromObject(d.group)).until
+	d.holds("a", "a1", nil)
+	d.looks()
+	if got := d.slice("a").Claim; got == second {
+		t.Error("the first coordinator leaves the slice alone for ever")
+	}
+}
+
 // What is known of a member ends with it, or a long life would fill the memory.
 func TestNobodyIsRememberedForEver(t *testing.T) {
 	d := newDesk(t, nil)
