@@ -128,7 +128,7 @@ func TestUnownedObjectsAreCountedWhenTheGraceIsOver(t *testing.T) {
 		next       time.Duration // the next look, at the latest
 	}{
 		{"just now", 0, 0, false, unownedGrace},
-		{"half of the grace", unownedGrace / 2, 0, false, unownedGrace / 2},
+		{"a tenth of the grace", unownedGrace / 10, 0, false, unownedGrace - unownedGrace/10},
 		{"the grace", unownedGrace, 0, true, countPeriod},
 		{"long, counted a moment ago", time.Hour, now - time.Second, false, countPeriod - time.Second},
 		{"long, counted a period ago", time.Hour, now - countPeriod, true, countPeriod},
