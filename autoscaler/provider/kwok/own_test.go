@@ -1,6 +1,7 @@
 package kwok
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -27,7 +28,7 @@ func TestANodeThatTheProviderDidNotMakeIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = nodes.Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = nodes.Delete(context.Background(), foreign.Name, metav1.DeleteOptions{}) })
 	p, events := run(t, o)
 	r := request(p, foreign.Name)
 	if err := p.Launch(t.Context(), r); err != nil {
@@ -64,7 +65,7 @@ func TestANodeThatWasReplacedIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = nodes.Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = nodes.Delete(context.Background(), foreign.Name, metav1.DeleteOptions{}) })
 	if err := p.terminate(t.Context(), c, m); !apierrors.IsConflict(err) {
 		t.Errorf("the first attempt ended with %v, want a conflict", err)
 	}
