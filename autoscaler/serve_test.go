@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"math/big"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,8 +33,12 @@ import (
 	"github.com/drover-sh/drover/autoscaler/provider"
 	"github.com/drover-sh/drover/autoscaler/provider/fake"
 	"github.com/drover-sh/drover/capacity"
+	"github.com/drover-sh/drover/internal/process"
 	"github.com/drover-sh/drover/transport"
 )
+
+// patience is how long a test waits for what has to come. None waits for it when all is well.
+const patience = 2 * time.Minute
 
 // certificates writes an authority, a server's certificate and one per cluster into dir.
 func certificates(t *testing.T, dir string, clusters ...string) {
@@ -77,15 +80,14 @@ func certificates(t *testing.T, dir string, clusters ...string) {
 	}
 }
 
-// freeAddress returns a loopback address that was free a moment ago.
+// freeAddress returns a loopback address that stays free until it is used, also between two uses.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := process.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 func TestServeWithMutualTLS(t *testing.T) {
@@ -125,7 +127,7 @@ func TestServeWithMutualTLS(t *testing.T) {
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	east, west := dial("east"), dial("west")
 

@@ -258,7 +258,7 @@ func TestAClusterIsServedFromRollUpToReclaim(t *testing.T) {
 	policy := fastPolicy()
 	policy.ConsolidationDelay, policy.CollapseHold = 0, time.Millisecond
 	l := startLive(t, policy)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	stream, err := l.feed.Subscribe(ctx, &fleetpb.SubscribeRequest{ClusterId: "east"})
 	if err != nil {

@@ -70,7 +70,7 @@ func (p *Playground) stopKueue() error {
 		errs = append(errs, p.kueue.Stop())
 	}
 	if !p.ownCP {
-		ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		errs = append(errs, kueuemanager.Uninstall(ctx, p.cp))
 	}

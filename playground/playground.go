@@ -240,7 +240,7 @@ func (p *Playground) startOne(ctx context.Context, name string) error {
 	p.mu.Lock()
 	p.running[name] = proc
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a minute has passed"))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s have passed", patience))
 	defer cancel()
 	return proc.WaitReady(ctx, p.healthURL(name))
 }

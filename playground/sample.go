@@ -195,7 +195,8 @@ func (c *sample) tryCoordinator() error {
 		},
 		Backfill: configv1alpha1.BackfillConfig{QPS: 1000, Burst: 1000},
 		LeaderElection: configv1alpha1.LeaderElectionConfig{
-			LeaseDuration: duration(6 * time.Second), RenewDeadline: duration(4 * time.Second), RetryPeriod: duration(time.Second),
+			// Nobody starts it again.
+			LeaseDuration: duration(time.Minute), RenewDeadline: duration(50 * time.Second), RetryPeriod: duration(time.Second),
 		},
 		HealthProbeBindAddress: loopback(ports[1]), MetricsBindAddress: loopback(ports[2]),
 	}); err != nil {
@@ -206,7 +207,7 @@ func (c *sample) tryCoordinator() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(c.s.ctx, time.Minute, errors.New("a minute has passed"))
+	ctx, cancel := context.WithTimeoutCause(c.s.ctx, patience, fmt.Errorf("%s have passed", patience))
 	defer cancel()
 	return c.coordinator.WaitReady(ctx, "http://"+loopback(ports[1])+"/readyz")
 }

@@ -200,7 +200,7 @@ func (c *sample) hook(port int) error {
 
 // awaitRights returns when the API server's authorizer knows all roles and bindings, so that nothing is refused later.
 func (c *sample) awaitRights() error {
-	ctx, cancel := context.WithTimeoutCause(c.s.ctx, time.Minute, errors.New("a minute has passed"))
+	ctx, cancel := context.WithTimeoutCause(c.s.ctx, patience, fmt.Errorf("%s have passed", patience))
 	defer cancel()
 	namespace := c.s.namespace
 	for _, r := range []struct {

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	shardingLease = 5 * time.Second
+	shardingLease = 8 * time.Second
 	// takeover is what a crash may take beyond the Lease, on a machine that is not overloaded.
 	takeover = 2 * time.Second
 )
 
 func shortLease() lbv1alpha1.LeaseParameters {
 	return lbv1alpha1.LeaseParameters{
-		LeaseDuration: duration(shardingLease), RenewDeadline: duration(3 * time.Second),
-		RetryPeriod: duration(500 * time.Millisecond), RequestTimeout: duration(1500 * time.Millisecond),
+		LeaseDuration: duration(shardingLease), RenewDeadline: duration(5 * time.Second),
+		RetryPeriod: duration(500 * time.Millisecond), RequestTimeout: duration(2500 * time.Millisecond),
 	}
 }
 

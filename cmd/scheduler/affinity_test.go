@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -22,11 +21,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
+	programs "github.com/drover-sh/drover/internal/process"
 	"github.com/drover-sh/drover/sharding"
 )
 
@@ -118,7 +117,7 @@ func addNodes(t *testing.T, c client.Client, n int, name func(i int) string, lab
 			}
 		}
 	})
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	poll(t, "the nodes take pods", func(ctx context.Context) (bool, error) {
 		var list corev1.NodeList
 		if err := c.List(ctx, &list); err != nil {
 			return false, err
@@ -129,14 +128,11 @@ func addNodes(t *testing.T, c client.Client, n int, name func(i int) string, lab
 		}
 		for i := range n {
 			if !ready[name(i)] {
-				return false, nil
+				return false, fmt.Errorf("%s does not yet", name(i))
 			}
 		}
 		return true, nil
 	})
-	if err != nil {
-		t.Fatalf("the nodes take no pods: %v", err)
-	}
 }
 
 // bound waits until every pod of that scheduler in the namespace has a node, and returns the nodes by the pods' names. It is
@@ -147,9 +143,7 @@ func bound(t *testing.T, c client.Client, p *process, ns, scheduler string, n in
 	for have, last := 0, time.Now(); ; {
 		started := time.Now()
 		var list corev1.PodList
-		if err := c.List(t.Context(), &list, client.InNamespace(ns)); err != nil {
-			t.Fatal(err)
-		}
+		err := c.List(t.Context(), &list, client.InNamespace(ns))
 		nodes := map[string]string{}
 		for _, pod := range list.Items {
 			if pod.Spec.SchedulerName == scheduler && pod.Spec.NodeName != "" {
@@ -163,7 +157,7 @@ func bound(t *testing.T, c client.Client, p *process, ns, scheduler string, n in
 			have, last = len(nodes), time.Now()
 		}
 		if time.Since(last) > patience {
-			t.Fatalf("%d of %d pods of %s have a node", have, n, scheduler)
+			t.Fatalf("%d of %d pods of %s have a node (%v)", have, n, scheduler, err)
 		}
 		select {
 		case err := <-p.done:
@@ -182,9 +176,7 @@ func TestMembersSpreadByVirtualNodes(t *testing.T) {
 	p := startScheduler(t, affinityConfig(t, "members: {}", "drover-scheduler"))
 	defer p.stop(t)
 	zone := func(i int) string { return []string{"large", "large", "large", "small-1", "small-2"}[i%5] }
-	addNodes(t, c, 90, func(i int) string { return fmt.Sprintf("zones-%02d", i) }, func(i int) map[string]string {
-		return map[string]string{corev1.LabelTopologyZone: zone(i)}
-	})
+	// By the time that the nodes take pods the scheduler has long seen the slices.
 	first := 0
 	for i, n := range owned {
 		slice := &lbv1alpha1.VirtualNodeSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprintf("g.m-%02d", i)}}
@@ -195,6 +187,9 @@ func TestMembersSpreadByVirtualNodes(t *testing.T) {
 		first += n
 		create(t, c, slice)
 	}
+	addNodes(t, c, 90, func(i int) string { return fmt.Sprintf("zones-%02d", i) }, func(i int) map[string]string {
+		return map[string]string{corev1.LabelTopologyZone: zone(i)}
+	})
 	worst := func(prefix, scheduler string) (share int, loads map[string]int) {
 		for i := range owned {
 			member := pod(ns, fmt.Sprintf("%s-%02d", prefix, i), "1")
@@ -355,12 +350,10 @@ func TestBatchingStaysOn(t *testing.T) {
 			create(t, c, o)
 		}
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := programs.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
 	p := startScheduler(t, affinityConfig(t, "members: {maxShareLostPerDomain: {zone: 0.5}}, objects: {mode: Domains}", "drover-scheduler"),
 		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
 		"--authorization-always-allow-paths=/metrics", "--authentication-skip-lookup")

@@ -156,6 +156,12 @@ func newClient(t *testing.T) (client.Client, string) {
 	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
 	create(t, c, ns)
+	// A pod that waits would take its place on a node of another test.
+	t.Cleanup(func() {
+		if err := c.DeleteAllOf(context.Background(), &corev1.Pod{}, client.InNamespace(ns.Name), client.GracePeriodSeconds(0)); err != nil {
+			t.Error(err)
+		}
+	})
 	return c, ns.Name
 }
 
@@ -176,13 +182,10 @@ func withNode(t *testing.T, c client.Client, name, cpu string) {
 			t.Error(err)
 		}
 	})
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	poll(t, "node "+name+" takes pods", func(ctx context.Context) (bool, error) {
 		err := c.Get(ctx, client.ObjectKeyFromObject(node), node)
-		return takesPods(node), err
+		return err == nil && takesPods(node), err
 	})
-	if err != nil {
-		t.Fatalf("node %s takes no pods: %v", name, err)
-	}
 }
 
 // newNode makes a node of kwok's.
@@ -220,18 +223,28 @@ func pod(ns, name, cpu string) *corev1.Pod {
 
 func eventually(t *testing.T, p *process, what string, holds func(ctx context.Context) (bool, error)) {
 	t.Helper()
+	poll(t, what, func(ctx context.Context) (bool, error) {
+		select {
+		case err := <-p.done:
+			p.done <- err
+			t.Fatalf("%s: the scheduler ended: %v", what, err)
+		default:
+		}
+		return holds(ctx)
+	})
+}
+
+// poll waits until something holds. What an API server that is busy cannot answer it may answer the next time.
+func poll(t *testing.T, what string, holds func(ctx context.Context) (bool, error)) {
+	t.Helper()
+	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true,
-		func(ctx context.Context) (bool, error) {
-			select {
-			case err := <-p.done:
-				p.done <- err
-				return false, fmt.Errorf("the scheduler ended: %w", err)
-			default:
-			}
-			return holds(ctx)
+		func(ctx context.Context) (done bool, err error) {
+			done, last = holds(ctx)
+			return done && last == nil, nil
 		})
 	if err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v (%v)", what, err, last)
 	}
 }
 

@@ -17,8 +17,12 @@ import (
 	"github.com/drover-sh/drover/internal/process"
 )
 
-// stopGrace is how long a process may take to end by itself.
-const stopGrace = 10 * time.Second
+const (
+	// startPatience is how long a process may take to start. It is a limit for hangs, not an expectation of speed.
+	startPatience = 3 * time.Minute
+	// stopGrace is how long a process may take to end by itself.
+	stopGrace = 10 * time.Second
+)
 
 // Options says what to start.
 type Options struct {
@@ -170,8 +174,8 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	env := &envtest.Environment{
 		ErrorIfCRDPathMissing:    true,
 		CRDDirectoryPaths:        cp.options.CRDPaths,
-		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: time.Minute},
-		ControlPlaneStartTimeout: time.Minute,
+		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: startPatience},
+		ControlPlaneStartTimeout: startPatience,
 		ControlPlaneStopTimeout:  stopGrace,
 	}
 	for _, dir := range []string{cp.certDir(), filepath.Join(cp.options.Dir, "etcd-data")} {
@@ -241,7 +245,7 @@ func (cp *ControlPlane) onFreePort(ctx context.Context, spec process.Spec, schem
 		return err
 	}
 	spec.Path = path
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a minute has passed"))
+	ctx, cancel := context.WithTimeoutCause(ctx, startPatience, fmt.Errorf("%s have passed", startPatience))
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		port, err := process.FreePort()

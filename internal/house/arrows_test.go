@@ -67,7 +67,7 @@ var arrows = map[string][]string{
 }
 
 // forTests may be imported by any test.
-var forTests = []string{"internal/builders", "internal/controlplane", "kueue/kueuetest", "api"}
+var forTests = []string{"internal/builders", "internal/controlplane", "internal/process", "kueue/kueuetest", "api"}
 
 // pure cores decide without I/O: nothing of these may be anywhere below them.
 var (

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"syscall"
@@ -134,14 +133,4 @@ func Tail(file string, n int) string {
 	lines := bytes.Split(bytes.TrimRight(buf, "\n"), []byte("\n"))
 	lines = lines[max(0, len(lines)-n):]
 	return "    " + string(bytes.Join(lines, []byte("\n    ")))
-}
-
-// FreePort returns a TCP port of the loopback interface that nothing listens on now.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

@@ -185,6 +185,14 @@ func (w *world) clean() {
 	if err := w.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
 		w.t.Error(err)
 	}
+	// A Job's pods go when its controller has let go of them, and take room on nodes of their name until then.
+	var left corev1.PodList
+	if err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		err := w.List(ctx, &left, client.InNamespace(w.ns))
+		return err == nil && len(left.Items) == 0, nil
+	}); err != nil {
+		w.t.Errorf("%d pods do not go", len(left.Items))
+	}
 }
 
 func (w *world) create(obj client.Object) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -204,10 +205,11 @@ func (f *fleet) configureManager(name string, change func(*configv1alpha1.Manage
 	c.Autoscaler.BackoffMax = &metav1.Duration{Duration: time.Second}
 	c.RollUp.Period = &metav1.Duration{Duration: 2 * time.Second}
 	c.Backstop.Delay = &metav1.Duration{Duration: time.Second}
+	// A leader that is late to renew ends, and nobody starts it again: that has to be for good reason.
 	c.LeaderElection = configv1alpha1.LeaderElectionConfig{
 		LeaderElect:   ptr.To(true),
-		LeaseDuration: &metav1.Duration{Duration: 4 * time.Second},
-		RenewDeadline: &metav1.Duration{Duration: 3 * time.Second},
+		LeaseDuration: &metav1.Duration{Duration: 15 * time.Second},
+		RenewDeadline: &metav1.Duration{Duration: 10 * time.Second},
 		RetryPeriod:   &metav1.Duration{Duration: 500 * time.Millisecond},
 	}
 	if change != nil {
@@ -231,7 +233,7 @@ func (f *fleet) configureScheduler() {
 	kubeconfig := f.kubeconfig("scheduler")
 	c["clientConnection"] = map[string]any{"kubeconfig": kubeconfig, "qps": 500, "burst": 1000}
 	election := c["leaderElection"].(map[string]any)
-	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "4s", "3s", "500ms"
+	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "15s", "10s", "500ms"
 	port := f.port()
 	f.args["scheduler"] = []string{
 		"--config=" + f.writeYAML("scheduler.yaml", c),
@@ -272,20 +274,37 @@ func (f *fleet) waitReady(name string) {
 	}
 }
 
-// kill is kill -9, and the start of a successor as a kubelet would do it.
+// kill is kill -9, and the start of a successor as a kubelet would do it. The Lease of the dead goes with it, so that the
+// successor need not wait for its end.
 func (f *fleet) kill(name string) {
 	f.t.Helper()
 	if err := f.running[name].Kill(); err != nil {
 		f.t.Fatal(err)
 	}
+	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+	defer cancel()
+	if err := removeLease(ctx, "drover-"+name); err != nil {
+		f.t.Fatal(err)
+	}
 	f.start(name)
 }
 
-// emptyCluster removes what a fleet leaves: its nodes stay when its programs end.
+// removeLease removes the Lease of a leader that has ended.
+func removeLease(ctx context.Context, name string) error {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name}}
+	return client.IgnoreNotFound(env.client.Delete(ctx, lease))
+}
+
+// emptyCluster removes what a fleet leaves: its nodes and Leases stay when its programs end.
 func emptyCluster(t *testing.T) {
 	t.Helper()
 	ctx, cancel := cleanupContext()
 	defer cancel()
+	for _, program := range []string{"manager", "scheduler"} {
+		if err := removeLease(ctx, "drover-"+program); err != nil {
+			t.Errorf("removing the Lease of the %s: %v", program, err)
+		}
+	}
 	for _, o := range []client.Object{
 		&corev1.Node{}, &fleetv1alpha1.UpcomingNode{}, &fleetv1alpha1.AvailableCapacity{},
 		&fleetv1alpha1.CapacityRequest{},

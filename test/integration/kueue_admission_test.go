@@ -2,7 +2,6 @@ package integration
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,9 +54,7 @@ func TestKueueAdmitsWhatTheFleetCarries(t *testing.T) {
 		}
 	}
 	_, wls = k.admitted(10)
-	if n, state := k.promised("gpu-h100"); n != 40 {
-		t.Errorf("40 nodes are promised to ten workloads, but the manager says: %s", state)
-	}
+	k.promises("gpu-h100", 40)
 	for _, wl := range wls {
 		if is(wl, kueue.WorkloadEvicted) {
 			t.Errorf("workload %s was evicted on the way", wl.Name)
@@ -67,8 +64,5 @@ func TestKueueAdmitsWhatTheFleetCarries(t *testing.T) {
 	if err := k.client.DeleteAllOf(t.Context(), &batchv1.Job{}, client.InNamespace(k.ns), background); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nothing is promised any more", func(context.Context) (bool, string) {
-		n, state := k.promised("gpu-h100")
-		return n == 0, state
-	})
+	k.promises("gpu-h100", 0)
 }

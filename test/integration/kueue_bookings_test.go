@@ -3,7 +3,9 @@ package integration
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -12,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	autoscalingv1 "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -30,7 +34,7 @@ func TestKueueBookings(t *testing.T) {
 		k := all.in(t, "kueue-expired")
 		k.bookingQueue(1, "open-later")
 		k.machine("gpu-1")
-		k.job("train", 1, "8", parameter(provisioning.ParameterBooking, "2"))
+		k.job("train", 1, "8", parameter(provisioning.ParameterBooking, "8"))
 		k.acknowledge(1)
 		k.untilRequest(1, autoscalingv1.Provisioned, provisioning.ReasonProvisioned)
 		k.untilRequest(1, autoscalingv1.BookingExpired, provisioning.ReasonExpired)
@@ -110,6 +114,7 @@ func TestKueueBookings(t *testing.T) {
 // the first, and beside it checks that the test answers.
 func (k *kueueCluster) bookingQueue(attempts int32, others ...string) {
 	k.t.Helper()
+	k.bookings = recordBookings(k)
 	checks := []kueue.AdmissionCheckStrategyRule{{Name: kueue.AdmissionCheckReference(k.ns)}}
 	for _, name := range others {
 		k.byHand(name)
@@ -187,22 +192,17 @@ func (k *kueueCluster) acknowledge(n int) {
 	})
 }
 
-// untilRequest waits until the ProvisioningRequest of that attempt has the condition. Kueue numbers the attempts in the
+// untilRequest waits until the ProvisioningRequest of that attempt has had the condition. Kueue numbers the attempts in the
 // name.
 func (k *kueueCluster) untilRequest(attempt int, condition, reason string) {
 	k.t.Helper()
 	eventually(k.t, fmt.Sprintf("attempt %d is %s (%s)", attempt, condition, reason), func(ctx context.Context) (bool, string) {
-		var prs autoscalingv1.ProvisioningRequestList
-		if err := k.client.List(ctx, &prs, client.InNamespace(k.ns)); err != nil {
-			return false, err.Error()
-		}
 		wls, err := k.workloads(ctx)
 		if err != nil {
 			return false, err.Error()
 		}
 		said := story(wls)
-		for i := range prs.Items {
-			pr := &prs.Items[i]
+		for _, pr := range k.bookings.all() {
 			said += fmt.Sprintf("\n  %s: %+v", pr.Name, pr.Status.Conditions)
 			c := apimeta.FindStatusCondition(pr.Status.Conditions, condition)
 			if strings.HasSuffix(pr.Name, fmt.Sprintf("-%d", attempt)) && c != nil && c.Status == metav1.ConditionTrue && c.Reason == reason {
@@ -211,4 +211,31 @@ func (k *kueueCluster) untilRequest(attempt int, condition, reason string) {
 		}
 		return false, said
 	})
+}
+
+// bookings remembers all that ProvisioningRequests ever said: Kueue takes one away with which it has done, a second after that.
+type bookings struct {
+	mu   sync.Mutex
+	seen []*autoscalingv1.ProvisioningRequest
+}
+
+func recordBookings(k *kueueCluster) *bookings {
+	k.t.Helper()
+	b := &bookings{}
+	saw := func(o any) {
+		if pr, ok := o.(*autoscalingv1.ProvisioningRequest); ok {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.seen = append(b.seen, pr)
+		}
+	}
+	follow(k.t, cache.Options{Scheme: k.client.Scheme(), DefaultNamespaces: map[string]cache.Config{k.ns: {}}},
+		toolscache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, o any) { saw(o) }}, &autoscalingv1.ProvisioningRequest{})
+	return b
+}
+
+func (b *bookings) all() []*autoscalingv1.ProvisioningRequest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.seen)
 }

@@ -33,6 +33,8 @@ type kueueCluster struct {
 	fleet  *fleet
 	client client.Client
 	ns     string
+	// bookings are those of bookingQueue's tests.
+	bookings *bookings
 }
 
 // startKueue starts Kueue and our manager, without an autoscaler: what the fleet has is what the test writes into

@@ -101,9 +101,20 @@ func TestKueueWaits(t *testing.T) {
 		config.StaleAfter = of(6 * time.Second)
 		config.Timeout = of(time.Minute)
 		k.queue(config, "64", "gpu")
+		// Fresh for as long as it takes: on a slow machine one hint is stale before anybody has looked at it.
+		var hinted time.Time
+		fresh := func() {
+			if time.Since(hinted) > config.StaleAfter.Duration/3 {
+				k.hint("gpu", 5)
+				hinted = time.Now()
+			}
+		}
 		active := func(status metav1.ConditionStatus, reason string) {
 			t.Helper()
 			eventually(t, fmt.Sprintf("the check is Active=%s (%s)", status, reason), func(ctx context.Context) (bool, string) {
+				if status == metav1.ConditionTrue {
+					fresh()
+				}
 				var check kueue.AdmissionCheck
 				if err := k.client.Get(ctx, client.ObjectKey{Name: k.ns}, &check); err != nil {
 					return false, err.Error()
@@ -118,17 +129,11 @@ func TestKueueWaits(t *testing.T) {
 		}
 		active(metav1.ConditionFalse, "AutoscalerUnreachable")
 		k.job("waits", 1, "8")
-		// Fresh for as long as it takes: on a slow machine one hint is stale before Kueue has looked at the queue.
-		var hinted time.Time
 		eventually(t, "waits is admitted while hints are fresh", func(ctx context.Context) (bool, string) {
-			if time.Since(hinted) > config.StaleAfter.Duration/3 {
-				k.hint("gpu", 5)
-				hinted = time.Now()
-			}
+			fresh()
 			wls, err := k.workloads(ctx)
 			return err == nil && is(wls["waits"], kueue.WorkloadAdmitted), story(wls)
 		})
-		k.hint("gpu", 5)
 		active(metav1.ConditionTrue, "Active")
 		if err := k.client.Delete(t.Context(), &fleetv1alpha1.CapacityCheckConfig{ObjectMeta: metav1.ObjectMeta{Name: k.ns}}); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -340,11 +341,28 @@ func scraperToken(t *testing.T) string {
 		request := &authenticationv1.TokenRequest{}
 		scraper.err = env.client.SubResource("token").Create(ctx, account, request)
 		scraper.token = request.Status.Token
+		scraper.err = errors.Join(scraper.err, awaitScraper(ctx))
 	})
 	if scraper.err != nil {
 		t.Fatal(scraper.err)
 	}
 	return scraper.token
+}
+
+// awaitScraper waits until the API server knows the scraper's right: whoever asks before keeps the answer for half a minute.
+func awaitScraper(ctx context.Context) error {
+	state, allowed := poll(ctx, func(ctx context.Context) (bool, string) {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:                  "system:serviceaccount:default:scraper",
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"},
+		}}
+		err := env.client.Create(ctx, review)
+		return err == nil && review.Status.Allowed, fmt.Sprint(err, review.Status)
+	})
+	if !allowed {
+		return fmt.Errorf("the scraper may not read metrics: %s", state)
+	}
+	return nil
 }
 
 // playEverything is one short pass through all that the programs do: a request by the plugin, one by the back-stop, a pod that

@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -120,7 +121,7 @@ func (s *shardedFleet) promisesOnce(t *testing.T) {
 func (s *shardedFleet) servesPods(t *testing.T) {
 	ns := namespace(t, "sharded-backstop")
 	const written = `drover_demand_writes_total{result="created",source="backstop"}`
-	before, _ := s.metric(t.Context(), written)
+	before, _ := s.counted(t, written, 0)
 	ask := func(name string, n int) {
 		for i := range n {
 			p := pod(t, ns, fmt.Sprintf("%s-%d", name, i), requests("cpu", "1"), func(spec *corev1.PodSpec) {
@@ -148,7 +149,8 @@ func (s *shardedFleet) servesPods(t *testing.T) {
 	}
 	ask("calm", 60)
 	expectRequests(60)
-	after, state := s.metric(t.Context(), written)
+	// A replica counts what it has written once it is answered: the last one may be there before that.
+	after, state := s.counted(t, written, sum(before)+60)
 	for _, name := range s.members() {
 		if after[name] <= before[name] {
 			t.Errorf("%s has written no request: %s", name, state)
@@ -242,6 +244,7 @@ func startSharded(t *testing.T, members ...string) *shardedFleet {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
+	t.Cleanup(func() { s.dissolve(t) })
 	s.configureCoordinator()
 	for _, name := range members {
 		s.configure(name)
@@ -256,6 +259,30 @@ func startSharded(t *testing.T, members ...string) *shardedFleet {
 	return s
 }
 
+// dissolve ends the group and the programs while they have their rights, so that nothing is refused and nothing is left.
+func (s *shardedFleet) dissolve(t *testing.T) {
+	ctx, cancel := cleanupContext()
+	defer cancel()
+	for _, member := range s.members() {
+		if err := s.fleet.running[member].Stop(20 * time.Second); err != nil {
+			t.Error(err)
+		}
+	}
+	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "drover-manager"}}
+	if err := client.IgnoreNotFound(s.client.Delete(ctx, group)); err != nil {
+		t.Error(err)
+	}
+	if state, gone := poll(ctx, func(ctx context.Context) (bool, string) {
+		err := s.client.Get(ctx, client.ObjectKeyFromObject(group), group)
+		return apierrors.IsNotFound(err), fmt.Sprintf("%v %v", err, group.Status)
+	}); !gone {
+		t.Errorf("the group does not go: %s", state)
+	}
+	if err := s.fleet.group.Stop(20 * time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
 // deployGroup applies what the overlay adds for members, with Leases that a test can wait for.
 func (s *shardedFleet) deployGroup(t *testing.T) {
 	t.Helper()
@@ -266,8 +293,8 @@ func (s *shardedFleet) deployGroup(t *testing.T) {
 	}
 	group := &groups[0]
 	group.Spec.Lease = lbv1alpha1.LeaseParameters{
-		LeaseDuration: of(4 * time.Second), RenewDeadline: of(2 * time.Second), RetryPeriod: of(300 * time.Millisecond),
-		RequestTimeout: of(1500 * time.Millisecond),
+		LeaseDuration: of(8 * time.Second), RenewDeadline: of(5 * time.Second), RetryPeriod: of(300 * time.Millisecond),
+		RequestTimeout: of(2500 * time.Millisecond),
 	}
 	group.Spec.NewcomerGrace = of(time.Second)
 	made := []client.Object{group}
@@ -434,8 +461,27 @@ func (s *shardedFleet) rob(t *testing.T) {
 		}
 		return robbed != "", "all run on"
 	})
+	// Whoever has robbed it has no use for it.
+	if err := removeLease(t.Context(), manager.LeaseName); err != nil {
+		t.Fatal(err)
+	}
 	s.decides(t)
 	s.fleet.start(robbed)
+}
+
+// counted waits until every replica answers and the sum of a counter's samples is no less than that.
+func (s *shardedFleet) counted(t *testing.T, sample string, least float64) (by map[string]float64, state string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s is %v at least", sample, least), func(ctx context.Context) (bool, string) {
+		by, state = s.metric(ctx, sample)
+		for _, n := range by {
+			if n < 0 {
+				return false, state
+			}
+		}
+		return sum(by) >= least, state
+	})
+	return by, state
 }
 
 // metric reads a sample of every replica that runs; a replica that has none, or 0, is left out.

@@ -163,15 +163,23 @@ func stockoutStory(t *testing.T, f *fleet) {
 }
 
 // No node at all, so that the scheduler's plugin is never called: the back-stop asks. The spread decides where.
-func scaleFromZeroStory(t *testing.T, _ *fleet) {
+func scaleFromZeroStory(t *testing.T, f *fleet) {
 	ns := namespace(t, "from-zero")
 	seen := record(t)
+	// Stock comes when all have asked, as in the training story.
+	f.setOfferings(t, strings.ReplaceAll(defaultOfferings, "count: 20", "count: 0"))
+	waitAvailable(t, "cpu-16", 0)
 	web := job(t, ns, "web", 3, requests("cpu", "1"), overZones("web"))
+	eventually(t, "3 requests are there", func(ctx context.Context) (bool, string) {
+		var requests fleetv1alpha1.CapacityRequestList
+		failure := list(ctx, &requests, client.InNamespace(ns))
+		return len(requests.Items) == 3, fmt.Sprintf("%d %s", len(requests.Items), failure)
+	})
+	f.setOfferings(t, defaultOfferings)
 	pods := waitRunning(t, ns, "web", 3)
 	seen.expectOneRequestPerPod(t, pods)
-	if zones := valuesOf(waitNodes(t, 3), corev1.LabelTopologyZone); len(zones) != 3 {
-		t.Errorf("nodes by zone: %v, want one in each of three", zones)
-	}
+	seen.expectNodes(t, 3)
+	seen.expectZones(t, 3)
 	remove(t, web)
 	waitQuiet(t)
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -282,18 +281,26 @@ type recorder struct {
 func record(t *testing.T) *recorder {
 	t.Helper()
 	r := &recorder{nodes: map[string]*corev1.Node{}, requests: map[types.UID]map[string]bool{}}
-	c, err := cache.New(env.cp.Config(), cache.Options{Scheme: env.client.Scheme()})
+	follow(t, cache.Options{Scheme: env.client.Scheme()}, toolscache.ResourceEventHandlerFuncs{AddFunc: r.add},
+		&corev1.Node{}, &fleetv1alpha1.CapacityRequest{})
+	return r
+}
+
+// follow tells the handler of every change to objects of these kinds until the test ends.
+func follow(t *testing.T, options cache.Options, handler toolscache.ResourceEventHandler, kinds ...client.Object) {
+	t.Helper()
+	c, err := cache.New(env.cp.Config(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The test's context ends before its cleanups: the recorder's own lives as long as the recorder.
+	// The test's context ends before its cleanups: the watch lives as long as the test.
 	ctx, cancel := context.WithCancel(context.Background())
-	for _, o := range []client.Object{&corev1.Node{}, &fleetv1alpha1.CapacityRequest{}} {
+	for _, o := range kinds {
 		informer, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: r.add}); err != nil {
+		if _, err := informer.AddEventHandler(handler); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -301,19 +308,18 @@ func record(t *testing.T) *recorder {
 	go func() {
 		defer close(done)
 		if err := c.Start(ctx); err != nil {
-			t.Errorf("recorder: %v", err)
+			t.Errorf("following %T: %v", kinds, err)
 		}
 	}()
 	t.Cleanup(func() {
 		cancel()
 		<-done
 	})
-	syncCtx, cancelSync := context.WithTimeout(ctx, 30*time.Second)
+	syncCtx, cancelSync := context.WithTimeout(ctx, patience)
 	defer cancelSync()
 	if !c.WaitForCacheSync(syncCtx) {
-		t.Fatal("recorder: caches do not synchronise")
+		t.Fatalf("following %T: caches do not synchronise", kinds)
 	}
-	return r
 }
 
 func (r *recorder) add(object any) {
@@ -338,9 +344,22 @@ func (r *recorder) add(object any) {
 	}
 }
 
+// await waits until the recorder, whose watches may be a moment behind what a test reads, has seen as much. What it finds by
+// then is for the caller to judge.
+func (r *recorder) await(t *testing.T, seen func() bool) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	poll(ctx, func(context.Context) (bool, string) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return seen(), ""
+	})
+}
+
 // expectNodes fails when another number of nodes was ever launched, named by what they are.
 func (r *recorder) expectNodes(t *testing.T, n int) {
 	t.Helper()
+	r.await(t, func() bool { return len(r.nodes) >= n })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.nodes) != n {
@@ -359,6 +378,7 @@ func (r *recorder) instanceTypes() map[string]int {
 // expectOneRequestPerPod fails when one of these pods had no request, or any pod had two.
 func (r *recorder) expectOneRequestPerPod(t *testing.T, pods []corev1.Pod) {
 	t.Helper()
+	r.await(t, func() bool { return r.withoutRequest(pods) == 0 })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for uid, names := range r.requests {
@@ -366,14 +386,31 @@ func (r *recorder) expectOneRequestPerPod(t *testing.T, pods []corev1.Pod) {
 			t.Errorf("pod %s had %d requests: %v", uid, len(names), names)
 		}
 	}
-	missing := 0
+	if n := r.withoutRequest(pods); n > 0 {
+		t.Errorf("%d of %d pods never had a request", n, len(pods))
+	}
+}
+
+func (r *recorder) withoutRequest(pods []corev1.Pod) (n int) {
 	for _, p := range pods {
 		if len(r.requests[p.UID]) == 0 {
-			missing++
+			n++
 		}
 	}
-	if missing > 0 {
-		t.Errorf("%d of %d pods never had a request", missing, len(pods))
+	return n
+}
+
+// expectZones fails unless the nodes that were ever launched are in so many zones.
+func (r *recorder) expectZones(t *testing.T, n int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	zones := map[string]int{}
+	for _, node := range r.nodes {
+		zones[node.Labels[corev1.LabelTopologyZone]]++
+	}
+	if len(zones) != n {
+		t.Errorf("nodes by zone: %v, want %d zones", zones, n)
 	}
 }
 

@@ -95,14 +95,14 @@ func eventually(t *testing.T, what string, check func(context.Context) (done boo
 
 // A world is one test's share of the cluster: its nodes, its pods, and its schedulers.
 type world struct {
-	t          *testing.T
-	client     client.Client
-	ns         string
-	schedulers map[string]*activeschedulers.Scheduler
-	ready      time.Time // since when the nodes take pods
+	t      *testing.T
+	client client.Client
+	ns     string
+	ready  time.Time // since when the nodes take pods
 
-	mu    sync.Mutex
-	bound map[types.UID]map[string]bool // the nodes that a pod has been seen on
+	mu         sync.Mutex
+	schedulers map[string]*activeschedulers.Scheduler
+	bound      map[types.UID]map[string]bool // the nodes that a pod has been seen on
 }
 
 func newWorld(t *testing.T, members ...string) *world {
@@ -178,7 +178,18 @@ func (w *world) start(member string, morePostFilters ...string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.schedulers[member] = s
+}
+
+// stop asks a replica to end; it is not the world's any more.
+func (w *world) stop(member string) error {
+	w.mu.Lock()
+	s := w.schedulers[member]
+	delete(w.schedulers, member)
+	w.mu.Unlock()
+	return s.Stop(20 * time.Second)
 }
 
 // settled waits until just these members share the group.

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "no API server to test against: run `make control-plane`")
 			return m.Run()
 		}
-		environment := &envtest.Environment{BinaryAssetsDirectory: assets}
+		environment := &envtest.Environment{BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: patience}
 		var err error
 		if server, err = environment.Start(); err != nil {
 			fmt.Fprintln(os.Stderr, "starting the API server:", err)
@@ -63,6 +63,9 @@ func client(t *testing.T) kubernetes.Interface {
 	}
 	return c
 }
+
+// patience is how long a test waits for what has to come. None waits for it when all is well.
+const patience = 2 * time.Minute
 
 const smallStock = `
 apiVersion: config.drover.sh/v1alpha1
@@ -153,7 +156,7 @@ func run(t *testing.T, o Options) (*Provider, chan provider.Event) {
 
 func want(t *testing.T, events chan provider.Event, kind provider.EventType, id string) provider.Event {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case e := <-events:
@@ -189,7 +192,7 @@ func nodeOf(t *testing.T, c kubernetes.Interface, name string) *corev1.Node {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case e := <-watch.ResultChan():

@@ -1,17 +1,21 @@
 package kwok
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/drover-sh/drover/autoscaler/provider"
 )
@@ -24,7 +28,7 @@ func TestANodeThatTheProviderDidNotMakeIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = nodes.Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = nodes.Delete(context.Background(), foreign.Name, metav1.DeleteOptions{}) })
 	p, events := run(t, o)
 	r := request(p, foreign.Name)
 	if err := p.Launch(t.Context(), r); err != nil {
@@ -61,7 +65,7 @@ func TestANodeThatWasReplacedIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = nodes.Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = nodes.Delete(context.Background(), foreign.Name, metav1.DeleteOptions{}) })
 	if err := p.terminate(t.Context(), c, m); !apierrors.IsConflict(err) {
 		t.Errorf("the first attempt ended with %v, want a conflict", err)
 	}
@@ -78,6 +82,14 @@ func TestALabelInOneClusterSaysNothingAboutAnother(t *testing.T) {
 	copied := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "small-copied", UID: "copied",
 		Labels: map[string]string{LabelMachine: "small-copied"}}}
 	west := fake.NewClientset(copied)
+	// The API in memory tells a watch of nothing that was before it.
+	watched := make(chan struct{})
+	var once sync.Once
+	west.PrependWatchReactor("nodes", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := west.Tracker().Watch(action.GetResource(), action.GetNamespace(), action.(clienttesting.WatchActionImpl).ListOptions)
+		once.Do(func() { close(watched) })
+		return true, w, err
+	})
 	o := Options{OfferingsFile: options(t, 8).OfferingsFile, Seed: 1, Clock: options(t, 8).Clock, Log: options(t, 8).Log,
 		Clusters: map[string]kubernetes.Interface{"east": client(t), "west": west}}
 	p, events := run(t, o)
@@ -86,6 +98,11 @@ func TestALabelInOneClusterSaysNothingAboutAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	nodeOf(t, o.Clusters["east"], r.ID)
+	select {
+	case <-watched:
+	case <-time.After(patience):
+		t.Fatal("nobody watches the nodes of west")
+	}
 	if err := west.CoreV1().Nodes().Delete(t.Context(), copied.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +137,7 @@ func TestNothingIsListedBeforeEveryNodeWasSeen(t *testing.T) {
 		t.Error("synced before the handler has seen the node")
 	}
 	p.mu.Unlock()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	for !c.synced() {
 		select {
 		case <-deadline:

@@ -43,7 +43,7 @@ type Subject struct {
 }
 
 // patience is how long the suite waits for something that has to happen.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // process is a running provider and the events that it sent.
 type process struct {
