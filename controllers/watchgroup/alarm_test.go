@@ -242,3 +242,47 @@ func TestAnAuditLooksAtEveryPage(t *testing.T) {
 		t.Errorf("%d objects are counted in Virtual Node 7 (%v), want the %d that there are", n, err, len(all.Items))
 	}
 }
+
+// An audit that fails is repeated soon, and each time later: it lists all objects. A group that comes back with other numbers
+// waits for nothing.
+func TestAnAuditThatFailsIsNotRepeatedAtOnce(t *testing.T) {
+	now, period := time.Now(), time.Hour
+	of, other := sharding.BucketsFor(100, 10), sharding.BucketsFor(7, 10)
+	for _, test := range []struct {
+		failures int
+		ago      time.Duration
+		want     bool
+	}{
+		{0, 59 * time.Minute, false}, {0, time.Hour, true},
+		{1, time.Second, false}, {1, 2 * time.Second, true},
+		{6, time.Minute, false}, {6, 64 * time.Second, true},
+		{1000, 17 * time.Minute, false}, {1000, 18 * time.Minute, true},
+	} {
+		a := audited{of, now.Add(-test.ago), test.failures}
+		if got := a.due(of, now, period); got != test.want {
+			t.Errorf("%s after %d failures: %v, want %v", test.ago, test.failures, got, test.want)
+		}
+		if !a.due(other, now, period) {
+			t.Errorf("%s after %d failures other numbers wait", test.ago, test.failures)
+		}
+	}
+	if !(audited{}).due(of, now, period) {
+		t.Error("the first audit waits")
+	}
+}
+
+// What was unlabelled when a group took objects is no alarm of one that takes none.
+func TestTheAlarmEndsWhereAGroupTakesNoObjectsAnyMore(t *testing.T) {
+	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "parents"}}
+	family(&group.Spec)
+	group.Spec.OptIn = lbv1alpha1.OptInNone
+	status := lbv1alpha1.WatchGroupStatus{UnlabelledObjects: 3, OldestUnlabelled: &metav1.Time{Time: time.Now()}}
+	set(group, &status, metav1.Condition{Type: lbv1alpha1.ConditionUnlabelled, Status: metav1.ConditionTrue,
+		Reason: lbv1alpha1.ReasonBackfill})
+	(&Reconciler{Backfill: &Backfill{}}).reportObjects(group, &status)
+	c := meta.FindStatusCondition(status.Conditions, lbv1alpha1.ConditionUnlabelled)
+	if status.UnlabelledObjects != 0 || status.OldestUnlabelled != nil || c.Status != metav1.ConditionFalse ||
+		c.Reason != lbv1alpha1.ReasonNoLabels {
+		t.Errorf("the status says %+v", status)
+	}
+}
