@@ -124,9 +124,9 @@ func (b *Backfill) ownersIn(f *feed, where within) (_ *ownersOf, shown string) {
 	return l, f.shown
 }
 
-// waitsForChildren reports whether the object owns unlabelled ones that have to be labelled first, and has them looked at. Each
-// brings the object back when it is labelled. What takes no part is never labelled, and nobody waits for it; nor for what is
-// above the object as well: in a circle of owners all would wait for each other.
+// waitsForChildren reports whether the object owns unlabelled ones that have to be labelled first, and has them looked at.
+// Each brings the object back when it is labelled. What takes no part is never labelled, and nobody waits for it; nor for
+// what is above the object as well: in a circle of owners all would wait for each other.
 func (b *Backfill) waitsForChildren(ctx context.Context, all map[schema.GroupResource]scheme, s scheme,
 	object *metav1.PartialObjectMetadata) (bool, error) {
 	waits, above := false, map[types.UID]bool(nil)

@@ -85,8 +85,8 @@ func TestObjectsThatOwnEachOtherAreLabelled(t *testing.T) {
 	e.labelled(a, b, own, below)
 }
 
-// Whoever takes no part is never labelled, so that nobody may wait for it. That it refers to its owner by a version that is not
-// served any more is no reason to take none.
+// Whoever takes no part is never labelled, so that nobody may wait for it. That it refers to its owner by a version that is
+// not served any more is no reason to take none.
 func TestAnObjectWaitsForThoseThatTakePart(t *testing.T) {
 	e := backfilled(t)
 	parent := e.create(e.object(parentKind, "p", nil))
