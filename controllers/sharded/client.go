@@ -167,8 +167,8 @@ func (c *guardedClient) Delete(ctx context.Context, obj client.Object, opts ...c
 	return c.do(ctx, w)
 }
 
-// DeleteAllOf implements client.Client. Of a kind of the group, a reconcile deletes what is in its own Virtual Node: the rest
-// is what other reconciles, and other members, are at work on.
+// DeleteAllOf implements client.Client. Of a kind of the group, a reconcile deletes what is in its own Virtual Node: the
+// rest is what other reconciles, and other members, are at work on.
 func (c *guardedClient) DeleteAllOf(ctx context.Context, obj client.Object, opts ...client.DeleteAllOfOption) error {
 	own := withinNode{job: jobFrom(ctx)}
 	opts = append(opts[:len(opts):len(opts)], &own)

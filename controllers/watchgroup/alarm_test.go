@@ -107,8 +107,8 @@ func TestTheAlarmTellsForHowLongVirtualNodesAreUnowned(t *testing.T) {
 	}
 }
 
-// A look at an object may end after its resource has left the last group, and even after it has come back: what has shown the
-// object is not followed then, and nobody would end the alarm for it.
+// A look at an object may end after its resource has left the last group, and even after it has come back: what has shown
+// the object is not followed then, and nobody would end the alarm for it.
 func TestAnObjectOfAFeedThatIsNotFollowedDoesNotWait(t *testing.T) {
 	it := item{parentsResource, types.NamespacedName{Namespace: "ns", Name: "late"}}
 	b := &Backfill{waiting: make(map[item]time.Time), feeds: make(map[schema.GroupResource]*feed)}
@@ -243,8 +243,8 @@ func TestAnAuditLooksAtEveryPage(t *testing.T) {
 	}
 }
 
-// An audit that fails is repeated soon, and each time later: it lists all objects. A group that comes back with other numbers
-// waits for nothing.
+// An audit that fails is repeated soon, and each time later: it lists all objects. A group that comes back with other
+// numbers waits for nothing.
 func TestAnAuditThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	now, period := time.Now(), time.Hour
 	of, other := sharding.BucketsFor(100, 10), sharding.BucketsFor(7, 10)

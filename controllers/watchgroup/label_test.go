@@ -104,8 +104,8 @@ func TestResourcesAreSharedByGroupsThatAgree(t *testing.T) {
 	}
 }
 
-// An older group that is edited takes no resource from a younger one that works with it: its objects would get other numbers.
-// So it stays whatever is edited next.
+// An older group that is edited takes no resource from a younger one that works with it: its objects would get other
+// numbers. So it stays whatever is edited next.
 func TestAnEditTakesNoResourceFromAGroupThatWorks(t *testing.T) {
 	group := func(name string, minute int, v int32) lbv1alpha1.WatchGroup {
 		g := lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 1,

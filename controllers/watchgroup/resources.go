@@ -45,8 +45,9 @@ func rank(g *lbv1alpha1.WatchGroup) int {
 	}
 }
 
-// schemes says how the objects of each resource are labelled, by the groups with labels, and which groups are refused. Groups
-// that work come first, and older ones, so that one that is added or edited by mistake takes nothing from one that works.
+// schemes says how the objects of each resource are labelled, by the groups with labels, and which groups are refused.
+// Groups that work come first, and older ones, so that one that is added or edited by mistake takes nothing from one that
+// works.
 func schemes(groups []lbv1alpha1.WatchGroup) (map[schema.GroupResource]scheme, map[string]*refusal) {
 	sorted := slices.Clone(groups)
 	slices.SortFunc(sorted, func(a, b lbv1alpha1.WatchGroup) int {
