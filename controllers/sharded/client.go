@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/flowcontrol"
@@ -166,19 +167,51 @@ func (c *guardedClient) Delete(ctx context.Context, obj client.Object, opts ...c
 	return c.do(ctx, w)
 }
 
-// DeleteAllOf implements client.Client.
+// DeleteAllOf implements client.Client. Of a kind of the group, a reconcile deletes what is in its own Virtual Node: the
+// rest is what other reconciles, and other members, are at work on.
 func (c *guardedClient) DeleteAllOf(ctx context.Context, obj client.Object, opts ...client.DeleteAllOfOption) error {
+	own := withinNode{job: jobFrom(ctx)}
+	opts = append(opts[:len(opts):len(opts)], &own)
 	w, err := c.of("delete all of", obj, func(ctx context.Context) error { return c.writer.DeleteAllOf(ctx, obj, opts...) })
 	if err != nil {
 		return err
 	}
 	w.version = nil
+	e := c.group.member
 	if !w.placed {
 		var o client.DeleteAllOfOptions
 		o.ApplyOptions(opts)
-		w.vn, w.placed = c.group.member.mapping.at(client.ObjectKey{Namespace: o.Namespace})
+		w.vn, w.placed = e.mapping.at(client.ObjectKey{Namespace: o.Namespace})
+	}
+	if own.job != nil && own.job.kind != nil && e.byKind[w.gvk.GroupKind()] != nil && ctx.Value(unguardedKey{}) == nil {
+		if _, labelled := e.mapping.(byLabel); labelled {
+			own.narrow, w.placed = true, false // whatever obj is like
+		} else if !w.placed {
+			return fmt.Errorf("%s %s: the API server cannot select the objects of the reconcile's Virtual Node: %w", w.verb,
+				w.gvk.Kind, ErrNotOwned)
+		}
 	}
 	return c.do(ctx, w)
+}
+
+// withinNode selects the objects of a job's Virtual Node, if narrow is set, besides whatever else selects.
+type withinNode struct {
+	job    *job
+	narrow bool
+}
+
+// ApplyToDeleteAllOf implements client.DeleteAllOfOption.
+func (n *withinNode) ApplyToDeleteAllOf(o *client.DeleteAllOfOptions) {
+	if !n.narrow {
+		return
+	}
+	selector := labels.Everything()
+	if o.LabelSelector != nil {
+		selector = o.LabelSelector
+	}
+	own := labels.SelectorFromSet(labels.Set{sharding.LabelVirtualNode: n.job.ticket.VN.LabelValue()})
+	requirements, _ := own.Requirements()
+	o.LabelSelector = selector.Add(requirements...)
 }
 
 // Apply implements client.Client.

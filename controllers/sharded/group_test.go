@@ -17,7 +17,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -527,6 +529,80 @@ func TestWritesOutsideAReconcile(t *testing.T) {
 			t.Errorf("%s, owner %t, patches: %v", p.name, owns, err)
 		}
 	}
+}
+
+// What a reconcile deletes by a selector is its own, as what it lists is the member's.
+func TestAReconcileDeletesAllOfItsOwn(t *testing.T) {
+	w := newWorld(t)
+	w.build = func(*participant) error { return nil }
+	a := w.join("a", nil)
+	w.shared(a)
+	secret := func(name string, vn sharding.VirtualNode, mine string) *corev1.Secret {
+		o := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name,
+			Labels: map[string]string{sharding.LabelVirtualNode: vn.LabelValue(), "mine": mine}}}
+		if err := w.c.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	secret("its-own", 1, "yes")
+	secret("not-selected", 1, "no")
+	foreign := secret("of-another-reconcile", 2, "yes")
+	e := a.group.member
+	e.mu.Lock()
+	j, err := e.beginIn(e.kinds[realParents], 1)
+	e.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.end(false)
+	ctx := context.WithValue(t.Context(), jobKey{}, j)
+	remain := func(what string, want ...string) {
+		t.Helper()
+		var list corev1.SecretList
+		if err := w.c.List(t.Context(), &list, client.InNamespace(w.ns), client.HasLabels{"mine"}); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, o := range list.Items {
+			got = append(got, o.Name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v remain, want %v", what, got, want)
+		}
+	}
+	c, space, selector := a.mgr.GetClient(), client.InNamespace(w.ns), client.MatchingLabels{"mine": "yes"}
+	for _, like := range []*corev1.Secret{{}, foreign} {
+		if err := c.DeleteAllOf(ctx, like, space, selector); err != nil {
+			t.Error(err)
+		}
+		remain("by a reconcile", "not-selected", "of-another-reconcile")
+	}
+	if err := c.DeleteAllOf(Unguarded(ctx), &corev1.Secret{}, space, selector); err != nil {
+		t.Error(err)
+	}
+	remain("unguarded", "not-selected")
+}
+
+// Many may read one cached object without a copy, as unstructured content, too.
+func TestReadsWithoutACopyLeaveTheCacheAlone(t *testing.T) {
+	k := &kind{resource: "widgets", gvk: schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}}
+	cached := &unstructured.Unstructured{Object: map[string]any{}}
+	cached.SetGroupVersionKind(k.gvk)
+	cached.SetName("w")
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for range 1000 {
+				out := &unstructured.Unstructured{}
+				if err := assign(k, cached, out); err != nil || out.GroupVersionKind() != k.gvk || out.GetName() != "w" {
+					t.Errorf("%v, %v", out, err)
+					return
+				}
+			}
+		})
+	}
+	readers.Wait()
 }
 
 func TestOptionsAreChecked(t *testing.T) {

@@ -290,7 +290,7 @@ func fieldValue(namespace, value string) string {
 	return namespace + "/" + value
 }
 
-// assign puts obj, which is the caller's own, into out.
+// assign puts obj, which is the caller's own or not to be changed by it, into out.
 func assign(k *kind, obj client.Object, out client.Object) error {
 	_, asMeta := out.(*metav1.PartialObjectMetadata)
 	_, asUnstructured := out.(runtime.Unstructured)
@@ -303,7 +303,9 @@ func assign(k *kind, obj client.Object, out client.Object) error {
 		return fmt.Errorf("%s is cached as %s, and was asked for as %s", k.resource, from.Type(), to.Type())
 	}
 	reflect.Indirect(to).Set(reflect.Indirect(from))
-	out.GetObjectKind().SetGroupVersionKind(k.gvk)
+	if out.GetObjectKind().GroupVersionKind() != k.gvk {
+		out.GetObjectKind().SetGroupVersionKind(k.gvk) // without a copy, out may share its content with the cache
+	}
 	return nil
 }
 

@@ -25,6 +25,8 @@ const (
 	// often they are while that lasts.
 	unownedGrace = 10 * time.Second
 	countPeriod  = 30 * time.Second
+	// maxAuditErrors is how many of an audit's errors are logged.
+	maxAuditErrors = 10
 )
 
 // An arrear is what the backfill has not labelled of a resource. known is set once it has seen what there is.
@@ -75,7 +77,7 @@ func (b *Backfill) tell() {
 
 func resourcesOf(group *lbv1alpha1.WatchGroup) map[schema.GroupResource]bool {
 	all := make(map[schema.GroupResource]bool, len(group.Spec.Resources))
-	for _, res := range group.Spec.Resources {
+	for _, res := range labelledResources(group) {
 		all[schema.GroupResource{Group: res.Group, Resource: res.Resource}] = true
 	}
 	return all
@@ -108,6 +110,8 @@ func (r *Reconciler) reportObjects(group *lbv1alpha1.WatchGroup, s *lbv1alpha1.W
 	}
 	c := metav1.Condition{Type: lbv1alpha1.ConditionUnlabelled, Status: metav1.ConditionFalse, Reason: lbv1alpha1.ReasonAllLabelled}
 	switch {
+	case group.Spec.OptIn == lbv1alpha1.OptInNone:
+		c.Reason = lbv1alpha1.ReasonNoLabels
 	case failure != "":
 		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, lbv1alpha1.ReasonBackfillFailed, failure
 	case sum.objects > 0:
@@ -208,8 +212,18 @@ func (b *Backfill) pages(ctx context.Context, mapping *meta.RESTMapping, namespa
 
 // An audited resource has been looked at as a whole, for a division into buckets.
 type audited struct {
-	buckets sharding.Buckets
-	at      time.Time
+	buckets  sharding.Buckets
+	at       time.Time
+	failures int // in a row
+}
+
+// due reports whether it is time for another look. One that has failed is repeated sooner, but not at once: a single object
+// that cannot be mended would have all of them listed all the time.
+func (a audited) due(buckets sharding.Buckets, now time.Time, period time.Duration) bool {
+	if a.failures > 0 {
+		period = min(period, feedPeriod<<min(a.failures, 10))
+	}
+	return a.buckets != buckets || now.Sub(a.at) >= period
 }
 
 // audits looks at all labelled objects now and then: one whose labels are not those of a Virtual Node of its group is found
@@ -232,16 +246,17 @@ func (b *Backfill) audits(ctx context.Context) {
 		for gr, s := range all {
 			f := b.feed(gr)
 			last := done[gr]
-			if f == nil || !f.informer.HasSynced() || (last.buckets == s.buckets && time.Since(last.at) < b.AuditPeriod) {
+			if f == nil || !f.informer.HasSynced() || !last.due(s.buckets, time.Now(), b.AuditPeriod) {
 				continue
 			}
 			if err := b.audit(ctx, all, s, f.mapping); err != nil {
 				if ctx.Err() == nil {
 					log.FromContext(ctx).Error(err, "Auditing labels", "resource", gr.String())
 				}
+				done[gr] = audited{s.buckets, time.Now(), last.failures + 1}
 				continue
 			}
-			done[gr] = audited{s.buckets, time.Now()}
+			done[gr] = audited{buckets: s.buckets, at: time.Now()}
 		}
 	}
 }
@@ -250,6 +265,7 @@ func (b *Backfill) audits(ctx context.Context) {
 // a label never changes.
 func (b *Backfill) audit(ctx context.Context, all map[schema.GroupResource]scheme, s scheme, mapping *meta.RESTMapping) error {
 	var errs []error
+	failed := 0
 	labelled := metav1.ListOptions{LabelSelector: sharding.LabelVirtualNode}
 	err := b.pages(ctx, mapping, metav1.NamespaceAll, labelled, func(o *metav1.PartialObjectMetadata) error {
 		carried := read(o)
@@ -266,8 +282,15 @@ func (b *Backfill) audit(ctx context.Context, all map[schema.GroupResource]schem
 				"name", o.Name, "carried", carried.virtualNode, "bucket", carried.bucket, "want", want.virtualNode)
 			err = b.label(ctx, mapping, o, want)
 		}
-		errs = append(errs, err)
+		if err != nil {
+			if failed++; failed <= maxAuditErrors {
+				errs = append(errs, err)
+			}
+		}
 		return nil
 	})
+	if failed > maxAuditErrors {
+		errs = append(errs, fmt.Errorf("and %d objects more", failed-maxAuditErrors))
+	}
 	return errors.Join(append(errs, err)...)
 }

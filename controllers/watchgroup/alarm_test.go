@@ -42,7 +42,7 @@ func TestTheAlarmTellsTheAgeOfTheOldest(t *testing.T) {
 		at(parentsResource, "young"): time.Minute, at(parentsResource, "older"): 2 * time.Minute,
 		at(childrenResource, "oldest"): time.Hour, at(others, "another group's"): 2 * time.Hour,
 	} {
-		b.waits(it, now.Add(-age))
+		b.waits(b.feeds[it.resource], it, now.Add(-age))
 	}
 	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "parents"}}
 	family(&group.Spec)
@@ -77,7 +77,7 @@ func TestTheAlarmTellsTheAgeOfTheOldest(t *testing.T) {
 	b.settled(at(parentsResource, "young"))
 	expect("all are labelled", 0, 0)
 	for age, want := range map[time.Duration]int{labelGrace: 1, labelGrace - time.Millisecond: 0} {
-		b.waits(at(parentsResource, "new"), now.Add(-age))
+		b.waits(b.feeds[parentsResource], at(parentsResource, "new"), now.Add(-age))
 		if got := b.arrears(now)[parentsResource].objects; got != want {
 			t.Errorf("created %s ago, it counts as %d unlabelled objects, want %d", age, got, want)
 		}
@@ -107,13 +107,25 @@ func TestTheAlarmTellsForHowLongVirtualNodesAreUnowned(t *testing.T) {
 	}
 }
 
-// A look at an object may end after its resource has left the last group. Nobody would end the alarm for it then.
-func TestAnObjectOfAResourceThatIsNotFollowedDoesNotWait(t *testing.T) {
-	b := &Backfill{waiting: make(map[item]time.Time)}
-	b.waits(item{parentsResource, types.NamespacedName{Namespace: "ns", Name: "late"}}, time.Now().Add(-time.Hour))
-	if all := b.arrears(time.Now()); len(all) != 0 {
-		t.Errorf("nothing is followed, and it counts %v", all)
+// A look at an object may end after its resource has left the last group, and even after it has come back: what has shown
+// the object is not followed then, and nobody would end the alarm for it.
+func TestAnObjectOfAFeedThatIsNotFollowedDoesNotWait(t *testing.T) {
+	it := item{parentsResource, types.NamespacedName{Namespace: "ns", Name: "late"}}
+	b := &Backfill{waiting: make(map[item]time.Time), feeds: make(map[schema.GroupResource]*feed)}
+	before, now := &feed{informer: &movedInformer{synced: true}}, &feed{informer: &movedInformer{synced: true}}
+	wants := func(what string, objects int) {
+		t.Helper()
+		if got := b.arrears(time.Now())[parentsResource].objects; got != objects {
+			t.Errorf("%s: %d objects wait, want %d", what, got, objects)
+		}
 	}
+	b.waits(before, it, time.Now().Add(-time.Hour))
+	wants("the resource has gone", 0)
+	b.feeds[parentsResource] = now
+	b.waits(before, it, time.Now().Add(-time.Hour))
+	wants("it has come back", 0)
+	b.waits(now, it, time.Now().Add(-time.Hour))
+	wants("shown by what is followed", 1)
 }
 
 // The grace counts from when Virtual Nodes came to be unowned: another look does not make it start again, and none counts
@@ -228,5 +240,49 @@ func TestAnAuditLooksAtEveryPage(t *testing.T) {
 	}}}
 	if n, err := b.countIn(t.Context(), group, sharding.SetOf(7)); err != nil || int(n) != len(all.Items) || n < pages {
 		t.Errorf("%d objects are counted in Virtual Node 7 (%v), want the %d that there are", n, err, len(all.Items))
+	}
+}
+
+// An audit that fails is repeated soon, and each time later: it lists all objects. A group that comes back with other
+// numbers waits for nothing.
+func TestAnAuditThatFailsIsNotRepeatedAtOnce(t *testing.T) {
+	now, period := time.Now(), time.Hour
+	of, other := sharding.BucketsFor(100, 10), sharding.BucketsFor(7, 10)
+	for _, test := range []struct {
+		failures int
+		ago      time.Duration
+		want     bool
+	}{
+		{0, 59 * time.Minute, false}, {0, time.Hour, true},
+		{1, time.Second, false}, {1, 2 * time.Second, true},
+		{6, time.Minute, false}, {6, 64 * time.Second, true},
+		{1000, 17 * time.Minute, false}, {1000, 18 * time.Minute, true},
+	} {
+		a := audited{of, now.Add(-test.ago), test.failures}
+		if got := a.due(of, now, period); got != test.want {
+			t.Errorf("%s after %d failures: %v, want %v", test.ago, test.failures, got, test.want)
+		}
+		if !a.due(other, now, period) {
+			t.Errorf("%s after %d failures other numbers wait", test.ago, test.failures)
+		}
+	}
+	if !(audited{}).due(of, now, period) {
+		t.Error("the first audit waits")
+	}
+}
+
+// What was unlabelled when a group took objects is no alarm of one that takes none.
+func TestTheAlarmEndsWhereAGroupTakesNoObjectsAnyMore(t *testing.T) {
+	group := &lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "parents"}}
+	family(&group.Spec)
+	group.Spec.OptIn = lbv1alpha1.OptInNone
+	status := lbv1alpha1.WatchGroupStatus{UnlabelledObjects: 3, OldestUnlabelled: &metav1.Time{Time: time.Now()}}
+	set(group, &status, metav1.Condition{Type: lbv1alpha1.ConditionUnlabelled, Status: metav1.ConditionTrue,
+		Reason: lbv1alpha1.ReasonBackfill})
+	(&Reconciler{Backfill: &Backfill{}}).reportObjects(group, &status)
+	c := meta.FindStatusCondition(status.Conditions, lbv1alpha1.ConditionUnlabelled)
+	if status.UnlabelledObjects != 0 || status.OldestUnlabelled != nil || c.Status != metav1.ConditionFalse ||
+		c.Reason != lbv1alpha1.ReasonNoLabels {
+		t.Errorf("the status says %+v", status)
 	}
 }

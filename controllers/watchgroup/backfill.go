@@ -256,20 +256,25 @@ func itemOf(gr schema.GroupResource, o any) item {
 	return item{gr, types.NamespacedName{Namespace: namespace, Name: name}}
 }
 
-// gone looks at the owner of an object that has been labelled or deleted: it may have waited for it.
+// gone looks at the owner of an object that has been labelled or deleted: it may have waited for it. So it looks at what the
+// object owns: that may have taken no part for as long as the object carried no label, as below owners deeper than maxDepth.
 func (b *Backfill) gone(gr schema.GroupResource, o any) {
 	b.queue.Add(itemOf(gr, o))
 	if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
 		o = unknown.Obj
 	}
-	uids, err := ownerUID(o)
+	m, err := meta.Accessor(o)
 	if err != nil {
 		return
 	}
-	for _, uid := range uids {
-		for resource, owners := range b.unlabelled(byUID, uid, nil) {
-			for _, owner := range owners {
-				b.queue.Add(itemOf(resource, owner))
+	related := []map[schema.GroupResource][]any{b.unlabelled(byOwner, string(m.GetUID()), nil)}
+	if ref := metav1.GetControllerOfNoCopy(m); ref != nil {
+		related = append(related, b.unlabelled(byUID, string(ref.UID), nil))
+	}
+	for _, found := range related {
+		for resource, objects := range found {
+			for _, o := range objects {
+				b.queue.Add(itemOf(resource, o))
 			}
 		}
 	}
@@ -345,20 +350,14 @@ func (b *Backfill) look(ctx context.Context, it item) (again time.Duration, err 
 		b.settled(it)
 		return 0, nil
 	}
-	b.waits(it, object.CreationTimestamp.Time)
+	b.waits(f, it, object.CreationTimestamp.Time)
 	if hidden, err := b.hidesChildren(ctx, f, it.resource, s.siblings, object); err != nil {
 		return 0, err
 	} else if hidden {
 		return syncPeriod, nil
 	}
-	if children := b.unlabelled(byOwner, string(object.UID), s.siblings); len(children) > 0 {
-		// Each comes back here when it is labelled.
-		for gr, list := range children {
-			for _, child := range list {
-				b.queue.Add(itemOf(gr, child))
-			}
-		}
-		return 0, nil
+	if waits, err := b.waitsForChildren(ctx, all, s, object); waits || err != nil {
+		return 0, err
 	}
 	if err := b.label(ctx, f.mapping, object, want); err != nil {
 		return 0, err
@@ -424,11 +423,12 @@ func (b *Backfill) synced(resources map[schema.GroupResource]bool) bool {
 	return true
 }
 
-// waits notes an object that is not labelled yet, unless its resource is not followed any more: nobody would strike it out.
-func (b *Backfill) waits(it item, created time.Time) {
+// waits notes an object that is not labelled yet, unless the feed that has shown it is not followed any more: nobody would
+// strike it out. A resource that goes and comes back has another feed.
+func (b *Backfill) waits(f *feed, it item, created time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.feeds[it.resource] != nil {
+	if b.feeds[it.resource] == f {
 		b.waiting[it] = created
 	}
 }

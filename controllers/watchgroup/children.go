@@ -18,6 +18,10 @@ import (
 // counts for all objects that had been shown before it began, in whichever resource: when many take part at once, as at the
 // start, there is one list for all of a namespace.
 
+// maxOwners bounds how many places are remembered where children have been listed. Namespaces come and go, and what is
+// forgotten of one costs another list.
+const maxOwners = 1024
+
 // within is where children are listed.
 type within struct {
 	children  schema.GroupResource
@@ -64,6 +68,9 @@ func (b *Backfill) hidesChildren(ctx context.Context, f *feed, own schema.GroupR
 		if children == nil {
 			return true, nil // it is about to be listed as a whole
 		}
+		if object.Namespace != "" && children.mapping.Scope.Name() == meta.RESTScopeNameRoot {
+			continue // what has a namespace owns nothing that has none, and there is no such list
+		}
 		hidden, err := b.hidesIn(ctx, f, children, within{gr, object.Namespace}, object)
 		if hidden || err != nil {
 			return hidden, err
@@ -108,8 +115,60 @@ func (b *Backfill) ownersIn(f *feed, where within) (_ *ownersOf, shown string) {
 	}
 	l := f.owners[where]
 	if l == nil {
+		if len(f.owners) >= maxOwners {
+			clear(f.owners)
+		}
 		l = &ownersOf{}
 		f.owners[where] = l
 	}
 	return l, f.shown
+}
+
+// waitsForChildren reports whether the object owns unlabelled ones that have to be labelled first, and has them looked at.
+// Each brings the object back when it is labelled. What takes no part is never labelled, and nobody waits for it; nor for
+// what is above the object as well: in a circle of owners all would wait for each other.
+func (b *Backfill) waitsForChildren(ctx context.Context, all map[schema.GroupResource]scheme, s scheme,
+	object *metav1.PartialObjectMetadata) (bool, error) {
+	waits, above := false, map[types.UID]bool(nil)
+	for gr, children := range b.unlabelled(byOwner, string(object.UID), s.siblings) {
+		f := b.feed(gr)
+		if f == nil {
+			continue // its resource has just gone
+		}
+		for _, o := range children {
+			child, ok := o.(*metav1.PartialObjectMetadata)
+			if above == nil {
+				above = b.above(object)
+			}
+			if !ok || above[child.UID] {
+				continue
+			}
+			if !waits {
+				var err error
+				if _, waits, err = b.want(ctx, all, all[gr], f.mapping, child); err != nil {
+					return false, err
+				}
+			}
+			if waits {
+				b.queue.Add(itemOf(gr, child))
+			}
+		}
+	}
+	return waits, nil
+}
+
+// above returns the object itself and its unlabelled owners, their owners, and so on.
+func (b *Backfill) above(object *metav1.PartialObjectMetadata) map[types.UID]bool {
+	above := map[types.UID]bool{object.UID: true}
+	for ref := metav1.GetControllerOfNoCopy(object); ref != nil && !above[ref.UID]; {
+		above[ref.UID] = true
+		uid := string(ref.UID)
+		ref = nil
+		for _, owners := range b.unlabelled(byUID, uid, nil) {
+			if m, err := meta.Accessor(owners[0]); err == nil {
+				ref = metav1.GetControllerOfNoCopy(m)
+			}
+		}
+	}
+	return above
 }

@@ -3,10 +3,13 @@ package watchgroup
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -27,6 +30,8 @@ const (
 	WebhookConfigurationName = "drover-watchgroup"
 	// PolicyName is the ValidatingAdmissionPolicy whose rules follow the groups. It keeps labels from being edited.
 	PolicyName = "drover-watchgroup-label"
+	// caPeriod is how often the authority's certificate is read again.
+	caPeriod = time.Minute
 )
 
 // nothing is the rule of a webhook or policy without groups. A policy has to have one.
@@ -51,10 +56,32 @@ func (g *Guards) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 		return ctrl.Result{}, fmt.Errorf("listing WatchGroups: %w", err)
 	}
 	all, _ := schemes(groups.Items)
-	if err := g.followWebhook(ctx, rules(all)); err != nil {
+	result := ctrl.Result{}
+	if g.CAFile != "" {
+		result.RequeueAfter = caPeriod // nobody tells when certificates are rotated
+	}
+	ca, err := g.authority()
+	err = errors.Join(err, g.followWebhook(ctx, rules(all), ca), g.followPolicy(ctx, rules(all)))
+	if err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, g.followPolicy(ctx, rules(all))
+	return result, nil
+}
+
+// authority returns what CAFile holds, nil for what is there to be left. A file that holds no certificate, as while somebody
+// writes it, would have the API server trust nobody, or anybody.
+func (g *Guards) authority() ([]byte, error) {
+	if g.CAFile == "" {
+		return nil, nil
+	}
+	ca, err := os.ReadFile(g.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("webhook.caFile: %w", err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("webhook.caFile: %s holds no certificate", g.CAFile)
+	}
+	return ca, nil
 }
 
 // rules name the resources, a rule for each API group.
@@ -76,17 +103,10 @@ func rules(all map[schema.GroupResource]scheme) []admissionregistrationv1.Rule {
 	return list
 }
 
-func (g *Guards) followWebhook(ctx context.Context, list []admissionregistrationv1.Rule) error {
+func (g *Guards) followWebhook(ctx context.Context, list []admissionregistrationv1.Rule, ca []byte) error {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	if err := g.Client.Get(ctx, client.ObjectKey{Name: WebhookConfigurationName}, config); err != nil {
 		return client.IgnoreNotFound(err)
-	}
-	var ca []byte
-	if g.CAFile != "" {
-		var err error
-		if ca, err = os.ReadFile(g.CAFile); err != nil {
-			return fmt.Errorf("webhook.caFile: %w", err)
-		}
 	}
 	before := config.DeepCopy()
 	for i := range config.Webhooks {

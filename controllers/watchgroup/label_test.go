@@ -104,6 +104,37 @@ func TestResourcesAreSharedByGroupsThatAgree(t *testing.T) {
 	}
 }
 
+// An older group that is edited takes no resource from a younger one that works with it: its objects would get other
+// numbers. So it stays whatever is edited next.
+func TestAnEditTakesNoResourceFromAGroupThatWorks(t *testing.T) {
+	group := func(name string, minute int, v int32) lbv1alpha1.WatchGroup {
+		g := lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 1,
+			CreationTimestamp: metav1.NewTime(acquired.Add(time.Duration(minute) * time.Minute))}}
+		g.Spec.VirtualNodes, g.Spec.Resources = v, []lbv1alpha1.Resource{{Resource: "pods"}}
+		return g
+	}
+	accepted := func(g *lbv1alpha1.WatchGroup, status metav1.ConditionStatus) {
+		set(g, &g.Status, metav1.Condition{Type: lbv1alpha1.ConditionAccepted, Status: status, Reason: "Any"})
+	}
+	older, younger := group("older", 1, 100), group("younger", 2, 7)
+	wants := func(what, first, last string) {
+		t.Helper()
+		all, refused := schemes([]lbv1alpha1.WatchGroup{older, younger})
+		if got := all[schema.GroupResource{Resource: "pods"}].group; got != first || len(refused) != 1 || refused[last] == nil {
+			t.Errorf("%s: pods are of %s, refused are %v", what, got, refused)
+		}
+	}
+	wants("nobody knows them yet", "ns/older", "ns/younger")
+	accepted(&older, metav1.ConditionTrue)
+	accepted(&younger, metav1.ConditionTrue)
+	older.Generation++
+	wants("the older one is edited", "ns/younger", "ns/older")
+	accepted(&older, metav1.ConditionFalse)
+	wants("it is refused", "ns/younger", "ns/older")
+	younger.Generation++
+	wants("the younger one is edited", "ns/younger", "ns/older")
+}
+
 // Members that work Virtual Nodes out for themselves need no labels, and may stand beside groups that have others.
 func TestAGroupThatTakesNoObjectHasNoScheme(t *testing.T) {
 	first := lbv1alpha1.WatchGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "first"}}

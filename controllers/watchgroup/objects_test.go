@@ -1,6 +1,7 @@
 package watchgroup
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -737,4 +738,58 @@ func TestRulesFollowTheGroups(t *testing.T) {
 	want("parents and children", "[example.com] [children parents]", "[example.com] [children parents children/* parents/*]")
 	removeGroups(t, e.c, e.namespace)
 	want("nothing", "[loadbalance.k8s.io] [nothing]", "[loadbalance.k8s.io] [nothing nothing/*]")
+}
+
+// Certificates are rotated without a word. What is being written is no certificate, and stops nothing else.
+func TestTheWebhooksAuthorityFollowsItsFile(t *testing.T) {
+	c, ns := api(t)
+	for _, u := range append(manifest(t, "webhook.yaml"), manifest(t, "policy.yaml")...) {
+		install(t, c, u)
+	}
+	g := &Guards{Client: c, CAFile: filepath.Join(t.TempDir(), "ca.crt")}
+	write := func(ca []byte) {
+		t.Helper()
+		if err := os.WriteFile(g.CAFile, ca, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	look := func() (ctrl.Result, error) {
+		t.Helper()
+		result, err := g.Reconcile(t.Context(), ctrl.Request{})
+		if err := c.Get(t.Context(), client.ObjectKey{Name: WebhookConfigurationName}, config); err != nil {
+			t.Fatal(err)
+		}
+		return result, err
+	}
+	var last []byte
+	for range 2 {
+		serving := &envtest.WebhookInstallOptions{}
+		if err := serving.PrepWithoutInstalling(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = serving.Cleanup() })
+		last = serving.LocalServingCAData
+		write(last)
+		result, err := look()
+		if err != nil || result.RequeueAfter <= 0 || !bytes.Equal(config.Webhooks[0].ClientConfig.CABundle, last) {
+			t.Errorf("a look ended with %+v, %v and the authority %q", result, err, config.Webhooks[0].ClientConfig.CABundle)
+		}
+	}
+	write(nil)
+	newGroup(t, c, ns, family)
+	_, err := look()
+	if err == nil || !strings.Contains(err.Error(), "webhook.caFile") || !strings.Contains(err.Error(), g.CAFile) {
+		t.Errorf("a file without a certificate ended with %v", err)
+	}
+	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{}
+	if err := c.Get(t.Context(), client.ObjectKey{Name: PolicyName}, policy); err != nil {
+		t.Fatal(err)
+	}
+	hook := config.Webhooks[0]
+	if !bytes.Equal(hook.ClientConfig.CABundle, last) || len(hook.Rules) != 1 || len(hook.Rules[0].Resources) != 2 ||
+		len(policy.Spec.MatchConstraints.ResourceRules[0].Resources) != 4 {
+		t.Errorf("the authority is %q, the rules are %v and %v", hook.ClientConfig.CABundle, hook.Rules,
+			policy.Spec.MatchConstraints.ResourceRules)
+	}
 }

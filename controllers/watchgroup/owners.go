@@ -57,7 +57,12 @@ func (w *Owners) climb(ctx context.Context, all map[schema.GroupResource]scheme,
 		return lineage{}, fmt.Errorf("ownerReferences: apiVersion %q: %w", ref.APIVersion, err)
 	}
 	self := sharding.ObjectRef{Group: gv.Group, Kind: ref.Kind, Namespace: namespace, Name: ref.Name}
-	mapping, err := w.Mapper.RESTMapping(schema.GroupKind{Group: gv.Group, Kind: ref.Kind}, gv.Version)
+	kind := schema.GroupKind{Group: gv.Group, Kind: ref.Kind}
+	mapping, err := w.Mapper.RESTMapping(kind, gv.Version)
+	if meta.IsNoMatchError(err) {
+		// The version is that of whoever wrote the reference, perhaps years ago, and need not be served any more.
+		mapping, err = w.Mapper.RESTMapping(kind)
+	}
 	if meta.IsNoMatchError(err) {
 		return lineage{key: self.Key()}, nil
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	lbv1alpha1 "github.com/drover-sh/drover/api/loadbalance/v1alpha1"
@@ -23,18 +25,33 @@ type scheme struct {
 	buckets sharding.Buckets
 	// all is whether every object takes part, and not only those that opt in.
 	all bool
-	// group is the oldest one that has the resource.
+	// group is the first one that has the resource.
 	group string
 	// siblings are all resources of the groups that have this one, itself included.
 	siblings map[schema.GroupResource]bool
 }
 
-// schemes says how the objects of each resource are labelled, by the groups with labels, and which groups are refused. Older
-// groups come first, so that one that is added by mistake takes nothing from one that works.
+// rank orders groups before their age does: those that have been accepted as they are come first, then those that have been
+// accepted before they were edited. An edit takes no resource from a group that works, be it younger: its objects would get
+// other numbers under the hands of its members. One that is refused for its edit stays so when the other is edited.
+func rank(g *lbv1alpha1.WatchGroup) int {
+	switch c := meta.FindStatusCondition(g.Status.Conditions, lbv1alpha1.ConditionAccepted); {
+	case c == nil || c.Status != metav1.ConditionTrue:
+		return 2
+	case c.ObservedGeneration != g.Generation:
+		return 1
+	default:
+		return 0
+	}
+}
+
+// schemes says how the objects of each resource are labelled, by the groups with labels, and which groups are refused.
+// Groups that work come first, and older ones, so that one that is added or edited by mistake takes nothing from one that
+// works.
 func schemes(groups []lbv1alpha1.WatchGroup) (map[schema.GroupResource]scheme, map[string]*refusal) {
 	sorted := slices.Clone(groups)
 	slices.SortFunc(sorted, func(a, b lbv1alpha1.WatchGroup) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+		return cmp.Or(cmp.Compare(rank(&a), rank(&b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	byResource := make(map[schema.GroupResource]scheme)

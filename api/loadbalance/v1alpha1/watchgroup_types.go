@@ -280,7 +280,8 @@ const (
 	ReasonAccepted = "Accepted"
 	// ReasonInvalid: the spec is one that this coordinator does not understand.
 	ReasonInvalid = "Invalid"
-	// ReasonConflict: an older group has one of the resources, with other virtualNodes or another hash.
+	// ReasonConflict: a group that was accepted before, or is older, has one of the resources, with other virtualNodes or
+	// another hash.
 	ReasonConflict = "ResourceConflict"
 	// ReasonDeleting: the group is being deleted and waits for its members to stop.
 	ReasonDeleting = "Deleting"
@@ -292,7 +293,7 @@ const (
 	ReasonAllOwned    = "AllOwned"
 	ReasonSettled     = "Settled"
 	ReasonAllLabelled = "AllLabelled"
-	// ReasonNoLabels: objects of a group with selector ShardRange carry none.
+	// ReasonNoLabels: objects of a group with selector ShardRange, or optIn None, carry none.
 	ReasonNoLabels = "NoLabels"
 	// ReasonFiltered: the API server sends members what they select, as far as they have seen.
 	ReasonFiltered = "Filtered"
