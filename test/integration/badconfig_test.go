@@ -22,6 +22,7 @@ import (
 )
 
 // A wrong configuration file ends the program at once, with the file, the field and the value.
+// One runs after the other: all of a kind have the same ports.
 func TestBadInputConfiguration(t *testing.T) {
 	f := newFleet(t, fleetOptions{})
 	for _, c := range []struct {
@@ -72,13 +73,11 @@ func TestBadInputConfiguration(t *testing.T) {
 		{"scheduler", "unknown field", []any{"profile"}, "x", []string{"profile"}},
 	} {
 		t.Run(c.program+"/"+c.name, func(t *testing.T) {
-			t.Parallel()
 			file := badConfig(t, filepath.Join(f.dir, c.program+".yaml"), c.path, c.value)
 			refusedAtStart(t, f, c.program, file, append(c.want, file))
 		})
 	}
 	t.Run("autoscaler/bad offering", func(t *testing.T) {
-		t.Parallel()
 		offerings := filepath.Join(t.TempDir(), "offerings.yaml")
 		bad := strings.Replace(defaultOfferings, `cpu: "16"`, `cpu: "-16"`, 1)
 		if err := os.WriteFile(offerings, []byte(bad), 0o644); err != nil {
@@ -89,7 +88,6 @@ func TestBadInputConfiguration(t *testing.T) {
 	})
 	for _, program := range []string{"scheduler", "manager", "autoscaler"} {
 		t.Run(program+"/no such file", func(t *testing.T) {
-			t.Parallel()
 			file := filepath.Join(t.TempDir(), "nowhere.yaml")
 			refusedAtStart(t, f, program, file, []string{file})
 		})
